@@ -1,0 +1,90 @@
+"""Reading and writing files so that nothing is half-written and every bad file is named."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import file_error
+
+
+@contextmanager
+def atomic_path(target: Path) -> Iterator[Path]:
+    """Yield a temporary file path beside `target`; rename it over `target` on success, remove it on failure."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=target.suffix, dir=target.parent)
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        temporary.chmod(0o644)
+        os.replace(temporary, target)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def atomic_dir(target: Path) -> Iterator[Path]:
+    """Yield a temporary directory beside `target`; swap it in on success, so readers see the old or the new one, never a mix."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    retired = temporary.with_name(temporary.name + ".old")
+    try:
+        yield temporary
+        temporary.chmod(0o755)
+        if target.exists():
+            os.replace(target, retired)
+        os.replace(temporary, target)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+        shutil.rmtree(retired, ignore_errors=True)
+
+
+def write_text(target: Path, text: str) -> None:
+    """Write UTF-8 text atomically."""
+    with atomic_path(target) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def write_json(target: Path, value: Any) -> None:
+    """Write canonical JSON (sorted keys, two spaces, NaN refused) atomically, so that equal content is equal bytes."""
+    write_text(target, json.dumps(value, indent=2, sort_keys=True, allow_nan=False) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """Read JSON; raise `DataError` naming the file when it is missing, cut or malformed."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise file_error(path, "file not found") from error
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise file_error(path, f"not valid JSON ({error})") from error
+
+
+def sha256_file(path: Path) -> str:
+    """Hex sha256 of a file's bytes."""
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        while block := stream.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def canonical_hash(value: Any) -> str:
+    """Hex sha256 of a JSON-serialisable value, independent of key order."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def inside(root: Path, relative: str) -> Path:
+    """Join `relative` to `root`; raise `DataError` if the result escapes `root` (absolute paths, "..", links)."""
+    path = (root / relative).resolve()
+    if not path.is_relative_to(root.resolve()):
+        raise file_error(relative, f"path leaves its root {root}")
+    return path
