@@ -65,21 +65,39 @@ class ValidationConfig(Section):
 
 # ------------------------------------------------------------------------------------------------------------------- maps
 class TopologyConfig(Section):
-    """Vector map labels of one sample, in the ego BEV frame (x forward, y left)."""
+    """Vector map labels of one sample, in the ego BEV frame (x forward, y left). Exact meaning: docs/maps.md."""
 
     x_range_m: tuple[float, float] = Field((-30.0, 30.0), description="BEV range along x, m")
     y_range_m: tuple[float, float] = Field((-15.0, 15.0), description="BEV range along y, m")
     points_per_line: int = Field(20, ge=2, description="points of a resampled polyline")
     polygon_corners: int = Field(4, ge=3, description="K, corners of a polygon in `polygons` [M,K,2]")
+    incidence_tolerance_m: float = Field(0.1, ge=0.0, le=5.0, description="a segment this close to a polygon is incident with it, m")
+    node_tolerance_m: float = Field(0.01, gt=0.0, le=1.0, description="successive nodes closer than this are one node, m")
+    min_length_m: float = Field(0.2, ge=0.0, description="shorter pieces of lines, left over from clipping, are dropped, m")
+
+    @model_validator(mode="after")
+    def _ranges_ascend(self) -> TopologyConfig:
+        for name, (low, high) in (("x_range_m", self.x_range_m), ("y_range_m", self.y_range_m)):
+            if not low < high:
+                raise ValueError(f"{name} is ({low}, {high}): the first value must be below the second")
+        return self
 
 
 class VectorizeConfig(Section):
-    """Raster-to-vector."""
+    """Raster-to-vector, docs/maps.md. Lengths in pixels of the mask."""
 
     tolerance_px: PositiveFloat = Field(1.0, description="Douglas-Peucker tolerance, px")
+    min_spur_px: PositiveFloat = Field(8.0, description="a dead end shorter than this, or than the line is wide, is a spur and is removed, px")
+    max_gap_px: float = Field(12.0, ge=0.0, description="longest gap between two line ends that is bridged, px")
+    min_area_px: float = Field(16.0, ge=0.0, description="areas and holes smaller than this are noise, px^2")
+    raster_resolution_m: PositiveFloat = Field(0.1, description="size of a pixel of the data set's raster base map, m")
+    tile_px: int = Field(2048, ge=64, le=16384, description="side of the tiles in which masks are read and traced, px")
 
 
 class MapsConfig(Section):
+    source: Literal["expansion", "raster"] = Field(
+        "expansion", description="map labels from the map expansion, or from the vectorized raster base map where a location has no expansion"
+    )
     topology: TopologyConfig = TopologyConfig()
     vectorize: VectorizeConfig = VectorizeConfig()
 
