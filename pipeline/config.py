@@ -44,6 +44,7 @@ class DatasetConfig(Section):
     source: Literal["synthetic", "nuscenes"] = Field("synthetic", description="generate the embedded data set, or read a nuScenes-format one")
     dataroot: str | None = Field(None, description="directory of the nuScenes-format data set; required for source nuscenes, not allowed otherwise")
     version: str = Field("v1.0-synthetic", description="name of the table directory under the dataroot")
+    watch: str = Field("pipeline/dataset/synthetic", description="path whose change makes the data set out of date: the generator, or the real tables")
     val_scenes: tuple[str, ...] = Field((), description="scene names held out for evaluation; empty: the data set's own or the devkit's split")
     synthetic: SyntheticConfig = SyntheticConfig()
 
