@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import secrets
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,10 +18,7 @@ from pipeline.errors import file_error
 @contextmanager
 def atomic_path(target: Path) -> Iterator[Path]:
     """Yield a temporary file path beside `target`; rename it over `target` on success, remove it on failure."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=target.suffix, dir=target.parent)
-    os.close(handle)
-    temporary = Path(name)
+    temporary = _temporary_sibling(target)
     try:
         yield temporary
         temporary.chmod(0o644)
@@ -33,18 +30,38 @@ def atomic_path(target: Path) -> Iterator[Path]:
 @contextmanager
 def atomic_dir(target: Path) -> Iterator[Path]:
     """Yield a temporary directory beside `target`; swap it in on success, so readers see the old or the new one, never a mix."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    temporary = _temporary_sibling(target)
+    temporary.mkdir()
     retired = temporary.with_name(temporary.name + ".old")
     try:
         yield temporary
-        temporary.chmod(0o755)
         if target.exists():
             os.replace(target, retired)
         os.replace(temporary, target)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
         shutil.rmtree(retired, ignore_errors=True)
+
+
+def _temporary_sibling(target: Path) -> Path:
+    """A fresh hidden path beside `target`, named by this process; what killed processes left there is removed first.
+
+    The suffix of `target` is kept because some writers (numpy, pyarrow) choose the format by it.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    for leftover in target.parent.glob(f".{target.name}.tmp-*"):
+        process = leftover.name.removeprefix(f".{target.name}.tmp-").split("-")[0]
+        if not process.isdigit() or not Path(f"/proc/{process}").exists():
+            remove(leftover)
+    return target.parent / f".{target.name}.tmp-{os.getpid()}-{secrets.token_hex(4)}{target.suffix}"
+
+
+def remove(path: Path) -> None:
+    """Delete a file or a directory tree; absent is fine."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def write_text(target: Path, text: str) -> None:

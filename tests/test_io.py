@@ -69,3 +69,14 @@ def test_links_cannot_leave_their_root(tmp_path: Path) -> None:
     (root / "link").symlink_to(tmp_path)
     with pytest.raises(DataError, match="leaves its root"):
         inside(root, "link/secret")
+
+
+def test_leftovers_of_killed_processes_are_removed_and_those_of_live_ones_stay(tmp_path: Path) -> None:
+    target = tmp_path / "out.json"
+    dead = tmp_path / ".out.json.tmp-999999999-aa.json"
+    alive = tmp_path / f".out.json.tmp-{os.getpid()}-bb.json"
+    dead.write_text("half")
+    alive.write_text("half")
+    write_json(target, 1)
+    assert not dead.exists()
+    assert alive.exists()
