@@ -1,0 +1,246 @@
+"""nuScenes JSON tables as Arrow tables: bounded memory, checked fields and references.
+
+A nuScenes table is one JSON array of flat records. It is read in blocks that end between two records; each block is turned into one record
+a line and parsed by Arrow's C++ reader. A block that does not parse (damaged, or a record that holds "},{" inside a string) sends the
+whole file through the standard JSON parser, which either reads it or says where it is broken.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json as pj
+from numpy.typing import NDArray
+
+from pipeline.dataset.geometry import FloatArray
+from pipeline.errors import file_error
+
+_TEXT, _NUMBER, _INT, _FLAG = pa.string(), pa.float64(), pa.int32(), pa.bool_()
+_VECTOR = pa.list_(_NUMBER)
+
+# The fields that are read, by table. Time stamps are read as double because Lyft Level 5 has fractional ones; micro-seconds are exact.
+SCHEMAS: dict[str, dict[str, pa.DataType]] = {
+    "category": {"token": _TEXT, "name": _TEXT},
+    "attribute": {"token": _TEXT, "name": _TEXT},
+    "visibility": {"token": _TEXT, "level": _TEXT},
+    "instance": {
+        "token": _TEXT, "category_token": _TEXT, "nbr_annotations": _INT, "first_annotation_token": _TEXT, "last_annotation_token": _TEXT,
+    },
+    "sensor": {"token": _TEXT, "channel": _TEXT, "modality": _TEXT},
+    "calibrated_sensor": {
+        "token": _TEXT, "sensor_token": _TEXT, "translation": _VECTOR, "rotation": _VECTOR, "camera_intrinsic": pa.list_(_VECTOR),
+    },
+    "ego_pose": {"token": _TEXT, "timestamp": _NUMBER, "rotation": _VECTOR, "translation": _VECTOR},
+    "log": {"token": _TEXT, "logfile": _TEXT, "vehicle": _TEXT, "location": _TEXT},
+    "scene": {
+        "token": _TEXT, "log_token": _TEXT, "nbr_samples": _INT, "first_sample_token": _TEXT, "last_sample_token": _TEXT, "name": _TEXT,
+    },
+    "sample": {"token": _TEXT, "timestamp": _NUMBER, "prev": _TEXT, "next": _TEXT, "scene_token": _TEXT},
+    "sample_data": {
+        "token": _TEXT, "sample_token": _TEXT, "ego_pose_token": _TEXT, "calibrated_sensor_token": _TEXT, "timestamp": _NUMBER,
+        "is_key_frame": _FLAG, "height": _INT, "width": _INT, "filename": _TEXT, "prev": _TEXT, "next": _TEXT,
+    },
+    "sample_annotation": {
+        "token": _TEXT, "sample_token": _TEXT, "instance_token": _TEXT, "visibility_token": _TEXT, "attribute_tokens": pa.list_(_TEXT),
+        "translation": _VECTOR, "size": _VECTOR, "rotation": _VECTOR, "prev": _TEXT, "next": _TEXT,
+        "num_lidar_pts": _INT, "num_radar_pts": _INT,
+    },
+    "map": {"token": _TEXT, "filename": _TEXT, "category": _TEXT},
+}  # fmt: skip
+TABLE_NAMES = tuple(SCHEMAS)
+# Fields that may be null: image sizes of sensors that are not cameras.
+_NULLABLE = {("sample_data", "height"), ("sample_data", "width")}
+# Fields that the devkit reads although some nuScenes-format sets leave them out: a neutral value stands in.
+_OPTIONAL: dict[tuple[str, str], Any] = {
+    ("sample_annotation", "num_lidar_pts"): -1,
+    ("sample_annotation", "num_radar_pts"): -1,
+    ("sample_annotation", "visibility_token"): "",
+    ("log", "vehicle"): "",
+    ("log", "logfile"): "",
+    ("visibility", "level"): "",
+    ("map", "category"): "",
+}
+_BLOCK_BYTES = 32 << 20
+_BETWEEN_RECORDS = re.compile(rb"\}\s*,\s*\{")
+
+
+@dataclass(frozen=True)
+class Tables:
+    """The raw tables of one version; `tables.sample_data` and so on are Arrow tables with the fields of `SCHEMAS`."""
+
+    folder: Path
+    category: pa.Table
+    attribute: pa.Table
+    visibility: pa.Table
+    instance: pa.Table
+    sensor: pa.Table
+    calibrated_sensor: pa.Table
+    ego_pose: pa.Table
+    log: pa.Table
+    scene: pa.Table
+    sample: pa.Table
+    sample_data: pa.Table
+    sample_annotation: pa.Table
+    map: pa.Table
+
+    def counts(self) -> dict[str, int]:
+        """Rows of each table."""
+        return {name: getattr(self, name).num_rows for name in TABLE_NAMES}
+
+
+def read_tables(dataroot: Path, version: str) -> Tables:
+    """Read the 13 tables of `<dataroot>/<version>`.
+
+    Raises:
+        DataError: the folder or a table is missing, a table is not valid JSON, a record lacks a field or a field has the wrong type.
+    """
+    folder = dataroot / version
+    if not folder.is_dir():
+        known = sorted(path.parent.name for path in dataroot.glob("*/sample.json"))
+        raise file_error(folder, "version not found", f"Versions in {dataroot}: {', '.join(known) or 'none'}")
+    missing = [name for name in TABLE_NAMES if not (folder / f"{name}.json").is_file()]
+    if missing:
+        raise file_error(folder, f"table missing: {', '.join(f'{name}.json' for name in missing)}")
+    return Tables(folder, **{name: read_table(folder, name) for name in TABLE_NAMES})
+
+
+def read_table(folder: Path, name: str) -> pa.Table:
+    """One table with the columns of `SCHEMAS[name]`, in file order. Raises `DataError` as `read_tables` does."""
+    path = folder / f"{name}.json"
+    schema = pa.schema(list(SCHEMAS[name].items()))
+    try:
+        table = pa.concat_tables([schema.empty_table(), *(_parse(block, schema) for block in _blocks(path))])
+    except (pa.ArrowInvalid, _NotAnArrayError):
+        table = _read_whole(path, schema)
+    return _checked(path, name, table.combine_chunks())
+
+
+def vectors(path: Path, table: pa.Table, field: str, length: int) -> FloatArray:
+    """A list column as a float array (N,length). Raises `DataError` naming the first record whose list has another length."""
+    column = table[field].combine_chunks()
+    lengths = pc.list_value_length(column).to_numpy(zero_copy_only=False)
+    if (lengths != length).any():
+        row = int(np.argmax(lengths != length))
+        raise file_error(path, f"{field} of record {table['token'][row].as_py()!r} is {column[row].as_py()}: it must hold {length} numbers")
+    numbers = column.flatten()
+    if numbers.null_count:
+        row = int(np.argmax(numbers.is_null().to_numpy(zero_copy_only=False))) // length
+        raise file_error(path, f"{field} of record {table['token'][row].as_py()!r} is {column[row].as_py()}: null is not a number")
+    return numbers.to_numpy().reshape(-1, length)
+
+
+def positions(keys: pa.ChunkedArray | pa.Array, table: pa.Table) -> NDArray[np.int64]:
+    """Row of each key in `table['token']`, -1 where unknown."""
+    found = pc.index_in(keys, value_set=table["token"])
+    return np.asarray(pc.fill_null(found, -1), dtype=np.int64)
+
+
+def reference(tables: Tables, source: str, field: str, target: str) -> NDArray[np.int64]:
+    """Row in table `target` of each record of `source` by its token `field`. Raises `DataError` naming an unknown token."""
+    table = getattr(tables, source)
+    rows = positions(table[field], getattr(tables, target))
+    unknown = np.flatnonzero(rows < 0)
+    if len(unknown):
+        token, value = table["token"][int(unknown[0])].as_py(), table[field][int(unknown[0])].as_py()
+        raise file_error(
+            tables.folder / f"{source}.json",
+            f"{field} {value!r} of record {token!r} is not a token of {target}.json ({len(unknown)} such records)",
+        )
+    return rows
+
+
+class _NotAnArrayError(Exception):
+    """The file does not look like a complete JSON array of records."""
+
+
+def _blocks(path: Path) -> Iterator[bytes]:
+    """The records of a JSON array in blocks of bytes `{...}, {...}`, each cut between two records."""
+    with path.open("rb") as stream:
+        rest = stream.read(_BLOCK_BYTES).lstrip()
+        if not rest.startswith(b"["):
+            raise _NotAnArrayError
+        rest = rest[1:]
+        while block := stream.read(_BLOCK_BYTES):
+            rest += block
+            cut = _last_cut(rest)
+            if cut:
+                yield rest[:cut]
+                rest = rest[cut:].lstrip().removeprefix(b",")
+        rest = rest.rstrip()
+        if not rest.endswith(b"]"):
+            raise _NotAnArrayError
+        yield rest[:-1]
+
+
+def _last_cut(block: bytes) -> int:
+    """Position after the last record that is followed by another, 0 if there is none. Records are far shorter than 64 kB."""
+    for start in (max(0, len(block) - (64 << 10)), 0):
+        cut = 0
+        for match in _BETWEEN_RECORDS.finditer(block, start):
+            cut = match.start() + 1
+        if cut:
+            return cut
+    return 0
+
+
+def _parse(block: bytes, schema: pa.Schema) -> pa.Table:
+    # Raw line breaks cannot occur inside JSON strings, so removing them leaves one record a line.
+    lines = _BETWEEN_RECORDS.sub(b"}\n{", block.translate(None, b"\r\n").strip())
+    if not lines:
+        return schema.empty_table()
+    options = pj.ParseOptions(explicit_schema=schema, newlines_in_values=False, unexpected_field_behavior="ignore")
+    return pj.read_json(pa.BufferReader(lines), read_options=pj.ReadOptions(block_size=4 << 20), parse_options=options)
+
+
+def _read_whole(path: Path, schema: pa.Schema) -> pa.Table:
+    """The slow way: standard JSON parser, precise messages."""
+    try:
+        records = json.loads(path.read_bytes())
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise file_error(path, f"not valid JSON ({error})", "Was the file cut?") from None
+    if not isinstance(records, list) or not all(isinstance(record, dict) for record in records):
+        raise file_error(path, "must hold one JSON array of records")
+    columns = {field.name: [record.get(field.name) for record in records] for field in schema}
+    return pa.table([_column(path, field, columns[field.name], columns["token"]) for field in schema], schema=schema)
+
+
+def _column(path: Path, field: pa.Field, values: list[Any], tokens: list[Any]) -> pa.Array:
+    try:
+        return pa.array(values, type=field.type)
+    except (pa.ArrowInvalid, pa.ArrowTypeError):
+        pass
+    for value, token in zip(values, tokens, strict=True):
+        try:
+            pa.array([value], type=field.type)
+        except (pa.ArrowInvalid, pa.ArrowTypeError):
+            raise file_error(path, f"{field.name} of record {token!r} is {value!r}: it must be {_plain(field.type)}") from None
+    raise file_error(path, f"{field.name}: values do not fit {_plain(field.type)}")
+
+
+def _plain(kind: pa.DataType) -> str:
+    """An Arrow type in a reader's words."""
+    names = {_TEXT: "a string", _NUMBER: "a number", _INT: "an integer", _FLAG: "true or false"}
+    return names.get(kind, "a list")
+
+
+def _checked(path: Path, name: str, table: pa.Table) -> pa.Table:
+    """Fill optional fields; raise `DataError` where a required field is absent or null."""
+    for position, field in enumerate(table.schema):
+        column = table[field.name]
+        if not column.null_count or (name, field.name) in _NULLABLE:
+            continue
+        if (name, field.name) in _OPTIONAL:
+            table = table.set_column(position, field, pc.fill_null(column, _OPTIONAL[name, field.name]))
+            continue
+        row = int(np.argmax(column.is_null().to_numpy()))
+        token = table["token"][row].as_py() if field.name != "token" else f"number {row}"
+        raise file_error(path, f"{field.name} of record {token!r} is missing ({column.null_count} such records)")
+    return table
