@@ -104,17 +104,195 @@ class MapsConfig(Section):
 
 
 # ------------------------------------------------------------------------------------------------------------------ model
-class ModelConfig(Section):
-    """The multi-task network. Filled in by the model room."""
+Range = tuple[float, float]
 
-    tasks: tuple[Literal["detection", "map", "occupancy"], ...] = Field(TASKS, description="heads that are built and trained")
-    image_size: tuple[int, int] = Field((128, 352), description="network input height and width, px")
+
+class BackboneConfig(Section):
+    """HENet: four stages at strides 4, 8, 16, 32."""
+
+    depths: tuple[PositiveInt, ...] = Field((2, 2, 3, 2), min_length=4, max_length=4, description="blocks of the four stages")
+    widths: tuple[PositiveInt, ...] = Field((32, 64, 96, 160), min_length=4, max_length=4, description="channels of the four stages")
+    blocks: tuple[Literal["DWCB", "GroupDWCB", "AltDWCB"], ...] = Field(
+        ("DWCB", "DWCB", "AltDWCB", "DWCB"), min_length=4, max_length=4, description="kind of block of the four stages"
+    )
+    mlp_ratios: tuple[PositiveInt, ...] = Field((2, 2, 2, 2), min_length=4, max_length=4, description="hidden channels of a block / its channels")
+
+
+class NeckConfig(Section):
+    """MMFPN: all levels get the same channels and are fused by scaled addition."""
+
+    channels: int = Field(64, ge=16, multiple_of=16, description="channels of every output level")
+    out_strides: tuple[Literal[4, 8, 16, 32], ...] = Field((8,), min_length=1, description="strides of the image features that heads may use")
+
+
+class ViewConfig(Section):
+    """LSS view transform on precomputed point maps and the BEV encoder."""
+
+    feature_stride: Literal[4, 8, 16, 32] = Field(8, description="stride of the image feature that is lifted; must be in model.neck.out_strides")
+    x_range_m: Range = Field((-48.0, 48.0), description="BEV grid along x (forward), m")
+    y_range_m: Range = Field((-48.0, 48.0), description="BEV grid along y (left), m")
+    cells: tuple[int, int] = Field((96, 96), description="cells along y and x; even numbers, the chip refuses odd maps such as 129x129")
+    heights_m: tuple[float, ...] = Field((0.0, 0.6, 1.4, 2.6), min_length=1, description="heights over ground at which a cell samples the images, m")
+    cameras_per_point: int = Field(1, ge=1, le=2, description="cameras that may contribute to one point; points maps hold heights x cameras")
+    depth_range_m: Range = Field((1.0, 64.0), description="depths of the first and last bin, m; bins are spaced by equal ratios")
+    depth_bins: int = Field(32, ge=2, le=256, description="bins of the depth distribution")
+    lift_channels: int = Field(32, ge=8, multiple_of=8, description="channels of the lifted image feature")
+    channels: int = Field(64, ge=16, multiple_of=16, description="channels of the BEV feature")
+    encoder_depth: int = Field(2, ge=0, description="blocks of the BEV encoder at each of its two scales")
+
+    @model_validator(mode="after")
+    def _grid(self) -> ViewConfig:
+        for name in ("x_range_m", "y_range_m", "depth_range_m"):
+            low, high = getattr(self, name)
+            if low >= high:
+                raise ValueError(f"{name} is {low, high}: the first value must be below the second")
+        if any(cells % 2 or cells < 2 for cells in self.cells):
+            raise ValueError(f"cells is {self.cells}: both must be even (the chip aligns BEV maps; 129x129 would be padded by a row and a column)")
+        return self
+
+
+class DetectionConfig(Section):
+    """Sparse4D kind of detection head and its temporal instance bank."""
+
+    feature_stride: Literal[4, 8, 16, 32] = Field(8, description="stride of the image feature it samples; must be in model.neck.out_strides")
+    anchors: int = Field(320, ge=1, le=1024, description="instances N: fixed anchors plus temporal slots")
+    temporal_instances: int = Field(64, ge=0, description="slots of N that hold instances of earlier frames (fixed anchors while the bank is empty)")
+    updated_instances: int = Field(32, ge=0, description="most confident temporal instances that are rewritten each frame; the others are only cached")
+    max_misses: int = Field(3, ge=1, description="frames without a confident update after which a temporal instance is dropped")
+    layers: int = Field(2, ge=1, le=6, description="decoder layers, each followed by a refinement")
+    key_points: int = Field(13, ge=1, le=32, description="points an instance samples")
+    groups: int = Field(4, ge=1, description="channel groups with their own sampling weights")
+    sample_bev: bool = Field(True, description="key points sample the BEV feature as well as the images")
+    velocity_refinement: bool = Field(True, description="the block that refines velocities; off for thermal fail-safe")
+    score_threshold: Fraction = Field(0.02, description="boxes below this confidence are not reported")
+    max_boxes: PositiveInt = Field(200, description="most boxes reported for a sample")
+    nms_radius_m: tuple[float, ...] = Field(
+        (2.0, 3.0, 4.0, 4.0, 4.0, 0.5, 0.8, 0.8, 0.4, 0.8), min_length=10, max_length=10,
+        description="of boxes of one class closer than this only the best is kept, m, by detection class; 0: keep all",
+    )  # fmt: skip
+
+    @model_validator(mode="after")
+    def _slots(self) -> DetectionConfig:
+        if self.temporal_instances >= self.anchors:
+            raise ValueError(f"temporal_instances is {self.temporal_instances}: must be below anchors ({self.anchors})")
+        if self.updated_instances > self.temporal_instances:
+            raise ValueError(f"updated_instances is {self.updated_instances}: must not exceed temporal_instances ({self.temporal_instances})")
+        return self
+
+
+class MapConfig(Section):
+    """MapTR kind of map head with spline queries."""
+
+    feature_stride: Literal[4, 8, 16, 32] = Field(8, description="stride of the image feature it samples; must be in model.neck.out_strides")
+    num_query: int = Field(96, ge=1, le=128, description="map instances; the chip plan reserves 128")
+    layers: int = Field(2, ge=1, le=6, description="decoder layers, each followed by a refinement")
+    spline_degree: int = Field(2, ge=1, le=3, description="degree of the B-spline through the six control points")
+    sample_points: int = Field(16, ge=6, le=32, description="points along the line that sample features")
+    sample_bev: bool = Field(True, description="points sample the BEV feature as well as the images")
+    score_threshold: Fraction = Field(0.02, description="elements below this confidence are not reported")
+    nms_distance_m: float = Field(1.0, ge=0.0, description="of elements of one class closer than this Chamfer distance only the best is kept, m; 0: keep all")
+
+
+class OccupancyLevel(Section):
+    """One grid of the occupancy head."""
+
+    x_range_m: Range
+    y_range_m: Range
+    z_range_m: Range
+    cells: tuple[PositiveInt, PositiveInt, PositiveInt] = Field(description="voxels along x, y, z")
+
+
+class OccupancyConfig(Section):
+    """Channel-to-height occupancy: each level is read from the BEV feature by a fixed resampling; one level is the single-level variant."""
+
+    levels: tuple[OccupancyLevel, ...] = Field(
+        (OccupancyLevel(x_range_m=(-40.0, 40.0), y_range_m=(-40.0, 40.0), z_range_m=(-1.0, 5.4), cells=(100, 100, 16)),),
+        min_length=1, description="grids from the widest to the finest",
+    )  # fmt: skip
+    channels: int = Field(64, ge=16, multiple_of=16, description="hidden channels")
+
+
+class ModelConfig(Section):
+    """The multi-task network."""
+
+    tasks: tuple[Literal["detection", "map", "occupancy"], ...] = Field(TASKS, min_length=1, description="heads that are built and trained")
+    image_size: tuple[int, int] = Field((128, 352), description="network input height and width, px; multiples of 32")
+    backbone: BackboneConfig = BackboneConfig()
+    neck: NeckConfig = NeckConfig()
+    view: ViewConfig = ViewConfig()
+    detection: DetectionConfig = DetectionConfig()
+    map: MapConfig = MapConfig()
+    occupancy: OccupancyConfig = OccupancyConfig()
+
+    @model_validator(mode="after")
+    def _rules(self) -> ModelConfig:
+        if any(side <= 0 or side % 32 for side in self.image_size):
+            raise ValueError(f"image_size is {self.image_size}: height and width must be multiples of 32, the coarsest stride of the backbone")
+        for name in ("view", "detection", "map"):
+            stride = getattr(self, name).feature_stride
+            if stride not in self.neck.out_strides:
+                raise ValueError(f"{name}.feature_stride is {stride}: must be one of neck.out_strides {self.neck.out_strides}")
+        if self.neck.channels % self.detection.groups:
+            raise ValueError(f"detection.groups is {self.detection.groups}: must divide neck.channels ({self.neck.channels})")
+        self._check_occupancy_inside_bev()
+        return self
+
+    def _check_occupancy_inside_bev(self) -> None:
+        for number, level in enumerate(self.occupancy.levels):
+            for axis in ("x_range_m", "y_range_m"):
+                low, high = getattr(level, axis)
+                bev_low, bev_high = getattr(self.view, axis)
+                if low < bev_low or high > bev_high or low >= high:
+                    raise ValueError(f"occupancy.levels[{number}].{axis} is {low, high}: must lie inside view.{axis} {bev_low, bev_high}")
 
 
 # ------------------------------------------------------------------------------------------------------------------ train
+class AugmentationConfig(Section):
+    """Changes of a training sample; labels, velocities, cameras and point maps change together."""
+
+    rotation_deg: float = Field(15.0, ge=0.0, le=45.0, description="BEV rotation, drawn evenly from plus or minus this, degrees")
+    flip_probability: Fraction = Field(0.5, description="mirror the scene left to right")
+    photometric: Fraction = Field(0.2, description="strength of brightness, contrast and colour changes")
+
+
+class AuxiliaryConfig(Section):
+    """Weights of dense losses that exist in training only; 0 leaves a branch out."""
+
+    depth: float = Field(0.5, ge=0.0, description="lidar depth on the depth distribution")
+    image_boxes: float = Field(0.5, ge=0.0, description="class heat map of projected boxes on the image feature")
+    bev_boxes: float = Field(1.0, ge=0.0, description="class heat map of box centres on the BEV feature")
+    bev_map: float = Field(1.0, ge=0.0, description="map elements drawn on the BEV feature")
+
+
+class BalanceConfig(Section):
+    """How the losses of the tasks are weighted against each other."""
+
+    method: Literal["gradient_norm", "fixed"] = Field("gradient_norm", description="equal gradient norms on the shared feature, or fixed weights")
+    initial: dict[Literal["detection", "map", "occupancy"], PositiveFloat] = Field(
+        {"detection": 1.0, "map": 1.0, "occupancy": 1.0}, description="weights at the start (fixed: for good)"
+    )
+    rate: PositiveFloat = Field(0.1, description="gradient_norm: step of the log weights towards equal norms")
+    every: PositiveInt = Field(10, description="gradient_norm: steps between two updates")
+    cap_ratio: float = Field(1.5, gt=1.0, description="gradient_norm: a task whose norm exceeds another's by this factor shrinks by 5 %")
+
+
 class TrainConfig(Section):
-    seed: int = Field(0, ge=0)
+    """Training loop."""
+
+    seed: int = Field(0, ge=0, description="seed of weights, sampling and augmentation")
     steps: PositiveInt = Field(1000, description="optimizer steps")
+    batch_scenes: int = Field(4, ge=1, description="scenes streamed in parallel: samples of one step")
+    learning_rate: PositiveFloat = Field(2e-3, description="peak learning rate of AdamW")
+    weight_decay: float = Field(0.01, ge=0.0, description="decoupled weight decay of matrices and kernels")
+    warmup_fraction: Fraction = Field(0.1, description="share of the steps in which the rate rises; it then falls along a cosine")
+    clip_norm: PositiveFloat = Field(10.0, description="largest gradient norm of a step")
+    ema_decay: Fraction = Field(0.99, description="decay of the averaged weights that are saved")
+    log_every: PositiveInt = Field(20, description="steps between two rows of curves.csv")
+    checkpoint_every: PositiveInt = Field(200, description="steps between two resumable checkpoints")
+    threads: PositiveInt = Field(2, description="CPU threads of torch")
+    augmentation: AugmentationConfig = AugmentationConfig()
+    auxiliary: AuxiliaryConfig = AuxiliaryConfig()
+    balance: BalanceConfig = BalanceConfig()
 
 
 # --------------------------------------------------------------------------------------------------------------- evaluate
