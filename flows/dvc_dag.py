@@ -1,0 +1,187 @@
+"""The DVC pipeline as a flow sees it: a graph of stage names and a way to bring one stage up to date.
+
+Nothing here knows Prefect. A stage runs as `python -m dvc --wait-for-lock repro -s <stage>`, the same command a person would use: `--wait-for-lock`
+because DVC gives up its repository lock after 3 s and a stage that ran beside another one would lose its result; `-s` because the graph is followed by the caller.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pipeline.errors import BevError, ConfigError
+
+Result = Literal["Completed", "Unchanged", "Restored"]
+LineSink = Callable[[str], None]
+
+# What DVC prints when the cause lies outside the stage, so that trying again can help.
+OUTSIDE_CAUSES = ("Unable to acquire lock", "failed to acquire lock", "is busy, it is being blocked by", "Could not connect to", "Connection refused", "timed out")
+COMMAND_FAILED = re.compile(r"failed to run: .*exited with (-?\d+)$")
+TEMPORARY_EXIT_STATUS = os.EX_TEMPFAIL  # a stage that cannot reach a service may end with this status to be tried again
+TERMINATE_GRACE_S = 10.0
+
+
+class StageError(BevError):
+    """A stage failed for a reason that lies in its input, parameters or code: running it again gives the same result."""
+
+
+class StageInterruptedError(BevError):
+    """A stage could not run for an outside cause (lock, remote storage, service): worth another try."""
+
+
+@dataclass(frozen=True)
+class StageNode:
+    """A stage of dvc.yaml and the stages whose outputs it reads."""
+
+    name: str
+    upstream: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class StageOutcome:
+    """What DVC did: ran the command, found it unchanged, or restored the outputs of an equal earlier run from its cache."""
+
+    name: str
+    result: Result
+    seconds: float | None
+
+
+def read_dag(root: Path) -> tuple[StageNode, ...]:
+    """Stages of the DVC project at `root`, each after the stages it depends on.
+
+    Raises:
+        ConfigError: `root` is not a DVC project, or its dvc.yaml is missing, malformed or has a cycle.
+    """
+    import networkx
+    from dvc.exceptions import DvcException
+    from dvc.repo import Repo
+
+    try:
+        with Repo(str(root)) as repo:
+            graph = repo.index.graph  # an edge points from a stage to a stage it depends on
+            stages = [stage for stage in reversed(list(networkx.lexicographical_topological_sort(graph, key=_addressing))) if stage.cmd]
+            nodes = tuple(StageNode(stage.addressing, tuple(sorted(up.addressing for up in graph.successors(stage) if up.cmd))) for stage in stages)
+    except DvcException as error:
+        raise ConfigError(f"{root / 'dvc.yaml'}: {error}") from error
+    if not nodes:
+        raise ConfigError(f"{root / 'dvc.yaml'}: no stage found")
+    return nodes
+
+
+def _addressing(stage: object) -> str:
+    return str(stage.addressing)  # type: ignore[attr-defined]
+
+
+def reproduce_stage(root: Path, name: str, on_line: LineSink) -> StageOutcome:
+    """Bring one stage up to date; its output goes line by line to `on_line`.
+
+    When the stage fails, its last good outputs are put back (DVC removes them before it starts a command).
+
+    Raises:
+        StageError: the stage's command failed.
+        StageInterruptedError: an outside cause; the stage did not fail by itself.
+    """
+    start = time.perf_counter()
+    status, lines = run_dvc(root, ["repro", "--single-item", name], on_line)
+    if status != 0:
+        run_dvc(root, ["checkout", "--force", name], on_line)
+        raise stage_failure(name, status, lines)
+    return StageOutcome(name, stage_result(name, lines), time.perf_counter() - start)
+
+
+def reproduce_all(root: Path, on_line: LineSink) -> tuple[StageOutcome, ...]:
+    """Bring the whole pipeline up to date with one `dvc repro`. Outcomes are in the order of `read_dag` and carry no seconds.
+
+    Raises:
+        StageError, StageInterruptedError: as in `reproduce_stage`.
+    """
+    nodes = read_dag(root)
+    status, lines = run_dvc(root, ["repro"], on_line)
+    if status != 0:
+        run_dvc(root, ["checkout", "--force"], on_line)
+        raise stage_failure("dvc repro", status, lines)
+    return tuple(StageOutcome(node.name, stage_result(node.name, lines), None) for node in nodes)
+
+
+def stage_result(name: str, lines: list[str]) -> Result:
+    """What DVC's output says about a stage that succeeded."""
+    if f"Running stage '{name}':" in lines:
+        return "Completed"
+    if any(line.startswith(f"Stage '{name}' is cached - skipping run") for line in lines):
+        return "Restored"
+    return "Unchanged"
+
+
+def stage_failure(name: str, status: int, lines: list[str]) -> StageError | StageInterruptedError:
+    """The error for a DVC command that ended with `status` after printing `lines`."""
+    reasons = [line.strip() for line in lines if "error:" in line.lower()] or [line.strip() for line in lines[-3:]]
+    message = f"stage {name}: {'; '.join(reasons[-4:]) or f'dvc ended with status {status}'}"
+    command_status = next((match[1] for line in lines if (match := COMMAND_FAILED.search(line))), None)
+    if command_status is None:
+        outside = any(cause in line for cause in OUTSIDE_CAUSES for line in lines)
+    else:
+        outside = int(command_status) == TEMPORARY_EXIT_STATUS
+    return StageInterruptedError(message) if outside else StageError(message)
+
+
+def run_dvc(root: Path, arguments: list[str], on_line: LineSink) -> tuple[int, list[str]]:
+    """Run a DVC command in the project at `root`. Returns its exit status and the lines it printed on both streams."""
+    command = [sys.executable, "-m", "dvc", "--wait-for-lock", *arguments]
+    # Own session: the stage is a grandchild (dvc -> shell -> python), and ending the group ends all of them.
+    child = subprocess.Popen(
+        command, cwd=root, env=_environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True
+    )
+    lines: list[str] = []
+    with _running_lock:
+        _running.add(child)
+    try:
+        assert child.stdout is not None
+        for line in child.stdout:
+            lines.append(line.rstrip("\n"))
+            on_line(lines[-1])
+        return child.wait(), lines
+    finally:
+        _end(child)
+        with _running_lock:
+            _running.discard(child)
+
+
+def stop_running() -> None:
+    """End every DVC command this process still runs, with the stages they started: for a cancelled flow, whose threads would wait for them."""
+    with _running_lock:
+        children = list(_running)
+    for child in children:
+        _end(child)
+
+
+_running: set[subprocess.Popen[str]] = set()
+_running_lock = threading.Lock()
+
+
+def _end(child: subprocess.Popen[str]) -> None:
+    """Ask the child's process group to end, then insist. Nothing to do when it has ended already."""
+    if child.poll() is not None:
+        return
+    try:
+        os.killpg(child.pid, signal.SIGTERM)
+        child.wait(TERMINATE_GRACE_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+    except ProcessLookupError:
+        child.wait()
+
+
+def _environment() -> dict[str, str]:
+    """This environment, with `python` in stage commands being this interpreter and its output unbuffered."""
+    interpreter_dir = str(Path(sys.executable).parent)
+    return {**os.environ, "PATH": os.pathsep.join([interpreter_dir, os.environ.get("PATH", "")]), "PYTHONUNBUFFERED": "1"}
