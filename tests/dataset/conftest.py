@@ -37,3 +37,9 @@ def real_index(real_tables: Tables, real_index_tables: IndexTables, real_root: P
     directory = tmp_path_factory.mktemp("project") / "data" / "index"
     write_index(real_index_tables, directory, str(real_root), real_tables.folder.name, "test")
     return Index.open(directory)
+
+
+@pytest.fixture(scope="session")
+def real_minival(real_root: Path) -> IndexTables:
+    """The index of 81 real consecutive samples of two scenes, all in the split "val"."""
+    return build_index(read_tables(real_root, "v1.0-minival"), {"val": ["scene-0103", "scene-0916"]})
