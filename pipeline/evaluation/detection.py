@@ -1,11 +1,14 @@
 """Detection metrics of the nuScenes benchmark, computed by nuscenes-devkit's own functions under its official configuration.
 
-Definition (configuration detection_cvpr_2019). Predictions of a class are matched to ground truth in order of falling score: each takes the nearest
-free ground-truth box of its sample and class when the centres are closer than a threshold in the ground plane (0.5, 1, 2 and 4 m). AP is the area
-under the precision-recall curve above 10 % recall and precision; mAP is its mean over the thresholds and all ten classes. The true-positive errors
-(ATE m, ASE 1-IoU, AOE rad, AVE m/s, AAE 1-accuracy) are measured on the matches at 2 m; NDS = (5 mAP + sum of max(0, 1 - error)) / 10.
-Before matching, boxes beyond the class's range (30, 40 or 50 m from the ego), ground truth without lidar and radar points, and cycles inside bicycle
-racks are removed. A class without ground truth counts as AP 0, as in the benchmark; `mAP_occurring` is the mean over the classes that do occur.
+Definition (configuration detection_cvpr_2019). Predictions of a class are matched to ground truth in order of falling score: each takes
+the nearest free ground-truth box of its sample and class when the centres are closer than a threshold in the ground plane (0.5, 1, 2
+and 4 m). AP is the area under the precision-recall curve above 10 % recall and precision; mAP is its mean over the thresholds and all
+ten classes. The true-positive errors (ATE m, ASE 1-IoU, AOE rad, AVE m/s, AAE 1-accuracy) are measured on the matches at 2 m; NDS = (5
+mAP + sum of max(0, 1 - error)) / 10.
+
+Before matching, boxes beyond the class's range (30, 40 or 50 m from the ego), ground truth without lidar and radar points, and cycles
+inside bicycle racks are removed. A class without ground truth counts as AP 0, as in the benchmark; `mAP_occurring` is the mean over the
+classes that do occur.
 
 This module replaces only the loading: boxes come from the index and from predictions in the BEV frame, not from a NuScenes object.
 """
@@ -85,28 +88,24 @@ def to_devkit_boxes(sample_token: str, boxes: BoxPrediction, ego2global: FloatAr
     headings = Rotation.from_matrix(rotation) * Rotation.from_rotvec(about_z)
     quaternions_wxyz = headings.as_quat()[:, [3, 0, 1, 2]]
     velocities = boxes.velocity_mps[order].astype(np.float64) @ rotation[:2, :2].T
-    return [
-        _devkit_box(sample_token, center, boxes.size_wlh_m[i], quaternion, velocity, int(boxes.class_id[i]), float(boxes.score[i]), ego2global)
-        for i, center, quaternion, velocity in zip(order, centers, quaternions_wxyz, velocities, strict=True)
-    ]
-
-
-def _devkit_box(
-    token: str, center: FloatArray, size_wlh: FloatArray, quaternion_wxyz: FloatArray, velocity: FloatArray, class_id: int, score: float,
-    ego2global: FloatArray,
-) -> DetectionBox:  # fmt: skip
-    name = DETECTION_CLASSES[class_id]
-    return DetectionBox(
-        sample_token=token,
-        translation=tuple(center.tolist()),
-        size=tuple(size_wlh.astype(np.float64).tolist()),
-        rotation=tuple(quaternion_wxyz.tolist()),
-        velocity=tuple(velocity.tolist()),
-        ego_translation=tuple((center - ego2global[:3, 3]).tolist()),
-        detection_name=name,
-        detection_score=score,
-        attribute_name=predict_attribute(name, float(np.hypot(*velocity))),
-    )
+    offsets = centers - ego2global[:3, 3]
+    result = []
+    for row, i in enumerate(order):
+        name = DETECTION_CLASSES[boxes.class_id[i]]
+        result.append(
+            DetectionBox(
+                sample_token=sample_token,
+                translation=tuple(centers[row].tolist()),
+                size=tuple(boxes.size_wlh_m[i].astype(np.float64).tolist()),
+                rotation=tuple(quaternions_wxyz[row].tolist()),
+                velocity=tuple(velocities[row].tolist()),
+                ego_translation=tuple(offsets[row].tolist()),
+                detection_name=name,
+                detection_score=float(boxes.score[i]),
+                attribute_name=predict_attribute(name, float(np.hypot(*velocities[row]))),
+            )
+        )
+    return result
 
 
 def _require_valid(sample_token: str, boxes: BoxPrediction) -> None:

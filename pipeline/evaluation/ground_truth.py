@@ -20,13 +20,14 @@ from pipeline.taxonomy import DETECTION_CLASSES
 
 BICYCLE_RACK = "static_object.bicycle_rack"
 _COLUMNS = [
-    "sample_token", "category", "class_id", "global_center", "size_wlh", "global_quaternion", "global_velocity", "num_lidar_pts", "num_radar_pts", "attribute",
+    "sample_token", "category", "class_id", "global_center", "size_wlh", "global_quaternion", "global_velocity",
+    "num_lidar_pts", "num_radar_pts", "attribute",
 ]  # fmt: skip
 
 
 @dataclass(frozen=True)
 class DetectionTruth:
-    """Annotated boxes of the detection classes and the bicycle racks of the evaluated samples, global frame; every sample is a key of `boxes`."""
+    """Annotated boxes of the detection classes and the bicycle racks, global frame; every evaluated sample is a key of `boxes`."""
 
     boxes: EvalBoxes
     bike_racks: dict[str, list[Box]]

@@ -1,13 +1,14 @@
 """Vector map metrics: Chamfer AP as MapTR defines it, and correctness of the predicted topology.
 
-Definition of the AP. Every element is resampled to the same number of points, evenly along its length; pedestrian crossings are closed first. Within
-a sample and class, predictions in order of falling score look at the ground-truth element nearest by symmetric Chamfer distance: the prediction is
-right when the distance is at most the threshold and no better prediction took that element, else it is wrong. (It does not look at the second
-nearest.) AP is the area under the monotone precision-recall curve over all samples; a class's AP is its mean over the thresholds; the headline AP
-is the mean over the classes that occur in the ground truth.
+Definition of the AP. Every element is resampled to the same number of points, evenly along its length; pedestrian crossings are closed
+first. Within a sample and class, predictions in order of falling score look at the ground-truth element nearest by symmetric Chamfer
+distance: the prediction is right when the distance is at most the threshold and no better prediction took that element, else it is
+wrong. (It does not look at the second nearest.) AP is the area under the monotone precision-recall curve over all samples; a class's AP
+is its mean over the thresholds; the headline AP is the mean over the classes that occur in the ground truth.
 
-Where there is nothing to find: a sample whose map does not hold a class at all (`labelled`) is left out for that class; a sample without elements makes its predictions wrong; a class without elements in the whole set has no AP (None)
-and does not enter the mean; without any element there is no headline (None). A class that occurs and is never predicted has AP 0.
+Where there is nothing to find: a sample whose map does not hold a class at all (`labelled`) is left out for that class; a sample without
+elements makes its predictions wrong; a class without elements in the whole set has no AP (None) and does not enter the mean; without any
+element there is no headline (None). A class that occurs and is never predicted has AP 0.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 
 from pipeline.dataset.geometry import FloatArray
 from pipeline.errors import ModelError
-from pipeline.evaluation.chamfer import chamfer_matrix, close, resample_all
+from pipeline.evaluation.chamfer import Points, chamfer_matrix, close, resample_all
 from pipeline.maps.store import MapLabel
 from pipeline.models.prediction import MapPrediction
 from pipeline.taxonomy import MAP_CLASSES
@@ -80,7 +81,7 @@ def match_class(
     ground_truth: Sequence[MapLabel], predictions: Sequence[MapPrediction], class_id: int, thresholds_m: Sequence[float]
 ) -> Matches:
     """Match one class sample by sample; see the module's definition."""
-    scores, rights, count = [], [], 0
+    scores, rights, count = [np.zeros(0)], [np.zeros((len(thresholds_m), 0), dtype=bool)], 0
     for label, prediction in zip(ground_truth, predictions, strict=True):
         if not label.labelled[class_id]:
             continue
@@ -91,7 +92,7 @@ def match_class(
         scores.append(prediction.score[chosen].astype(np.float64))
         rights.append(_match_sample(chamfer_matrix(found, truth, max(thresholds_m)), thresholds_m))
         count += len(truth)
-    return Matches(np.concatenate(scores or [np.zeros(0)]), np.concatenate(rights or [np.zeros((len(thresholds_m), 0), bool)], axis=1), count)
+    return Matches(np.concatenate(scores), np.concatenate(rights, axis=1), count)
 
 
 def label_elements(label: MapLabel, class_id: int) -> FloatArray:
@@ -100,7 +101,7 @@ def label_elements(label: MapLabel, class_id: int) -> FloatArray:
     return _elements([label.polylines[i] for i in chosen], [bool(label.closed[i]) for i in chosen])
 
 
-def _elements(polylines_m: Sequence[FloatArray], closed: Sequence[bool]) -> FloatArray:
+def _elements(polylines_m: Sequence[Points], closed: Sequence[bool]) -> FloatArray:
     lines = [close(line) if is_closed else line for line, is_closed in zip(polylines_m, closed, strict=True)]
     return resample_all(lines, POINTS_PER_ELEMENT)
 
@@ -133,9 +134,9 @@ def average_precision(matches: Matches, threshold: int) -> float:
 def evaluate_topology(ground_truth: Sequence[MapLabel], predictions: Sequence[MapPrediction]) -> dict[str, Any] | None:
     """Precision, recall and F1 of the relations "segment belongs to polygon"; None when no label holds a relation.
 
-    Segments are paired one to one with labelled segments (mean end-point distance, direction ignored), polygons with labelled polygons (Chamfer
-    distance of their outlines), nearest pairs first, both at most 1 m apart. A predicted relation is right when both its ends are paired and
-    the label relates their partners.
+    Segments are paired one to one with labelled segments (mean end-point distance, direction ignored), polygons with labelled polygons
+    (Chamfer distance of their outlines), nearest pairs first, both at most 1 m apart. A predicted relation is right when both its ends are
+    paired and the label relates their partners.
     """
     right = predicted = labelled = 0
     for label, prediction in zip(ground_truth, predictions, strict=True):
@@ -155,7 +156,7 @@ def evaluate_topology(ground_truth: Sequence[MapLabel], predictions: Sequence[Ma
     return {"precision": precision, "recall": recall, "F1": f1, "relations": labelled}
 
 
-def _segment_distances(a_m: FloatArray, b_m: FloatArray) -> FloatArray:
+def _segment_distances(a_m: Points, b_m: Points) -> FloatArray:
     """Mean distance (A,B) of corresponding end points of segments (A,2,2) and (B,2,2), in the better of the two directions, m."""
     a, b = (np.asarray(segments, dtype=np.float64).reshape(-1, 2, 2) for segments in (a_m, b_m))
     same = np.linalg.norm(a[:, None] - b[None], axis=3).mean(axis=2)
@@ -163,7 +164,7 @@ def _segment_distances(a_m: FloatArray, b_m: FloatArray) -> FloatArray:
     return np.minimum(same, opposite)
 
 
-def _outlines(polygons_m: FloatArray) -> FloatArray:
+def _outlines(polygons_m: Points) -> FloatArray:
     """Closed outlines (M,100,2) of polygons (M,K,2)."""
     return _elements(list(polygons_m), [True] * len(polygons_m))
 

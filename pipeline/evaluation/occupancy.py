@@ -1,24 +1,23 @@
 """Occupancy metrics: IoU per class on the Occ3D label grid and on each level's own grid.
 
-Definition. IoU of a class = TP / (TP + FP + FN), from one confusion matrix over all samples; mIoU is its mean over the classes without 'free' that occur
-in the evaluated ground truth. The headline counts the voxels of the Occ3D grid (200 x 200 x 16 of 0.4 m, x and y from -40 m, z from -1 m, BEV frame)
-that some camera sees (mask_camera) and some level covers; `mIoU_all_voxels` counts them without the camera mask. A voxel takes the prediction of the
-finest level that holds its centre. `per_level` scores each level on its own grid, where a voxel's label is that of the Occ3D voxel around its centre.
-`geometric_IoU` is the IoU of occupied against free, whatever the class.
+Definition. IoU of a class = TP / (TP + FP + FN), from one confusion matrix over all samples; mIoU is its mean over the classes without
+'free' that occur in the evaluated ground truth. The headline counts the voxels of the Occ3D grid (200 x 200 x 16 of 0.4 m, BEV frame)
+that some camera sees (mask_camera) and some level covers; `mIoU_all_voxels` counts them without the camera mask. A voxel takes the
+prediction of the finest level that holds its centre. `per_level` scores each level on its own grid, where a voxel's label is that of
+the Occ3D voxel around its centre. `geometric_IoU` is the IoU of occupied against free, whatever the class.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.errors import ModelError, file_error
+from pipeline.dataset.occupancy import ORIGIN_M, SHAPE, VOXEL_M
+from pipeline.errors import ModelError
 from pipeline.models.prediction import OccupancyGrid, OccupancyPrediction
 from pipeline.taxonomy import OCCUPANCY_CLASSES, OCCUPANCY_FREE
 
@@ -46,7 +45,11 @@ class GridSpec:
         return x * y * z
 
 
-OCC3D = GridSpec((200, 200, 16), ((-40.0, 40.0), (-40.0, 40.0), (-1.0, 5.4)))
+def _label_axis(axis: int) -> Range:
+    return ORIGIN_M[axis], round(ORIGIN_M[axis] + SHAPE[axis] * VOXEL_M, 6)
+
+
+OCC3D = GridSpec(SHAPE, (_label_axis(0), _label_axis(1), _label_axis(2)))
 
 
 def spec_of(grid: OccupancyGrid) -> GridSpec:
@@ -57,9 +60,10 @@ def spec_of(grid: OccupancyGrid) -> GridSpec:
 
 @lru_cache(maxsize=32)
 def lookup(target: GridSpec, source: GridSpec) -> NDArray[np.int64]:
-    """For each voxel of `target` the flat index of the voxel of `source` that holds its centre, shape `target.shape`; -1 outside `source`."""
+    """For each voxel of `target` the flat index of the voxel of `source` that holds its centre (`target.shape`); -1 outside `source`."""
     axes = []
-    for n, (low, high), source_n, (source_low, source_high) in zip(target.shape, target.ranges_m, source.shape, source.ranges_m, strict=True):
+    for n, (low, high), source_n, source_range in zip(target.shape, target.ranges_m, source.shape, source.ranges_m, strict=True):
+        source_low, source_high = source_range
         centers_m = low + (np.arange(n) + 0.5) * (high - low) / n
         # Rounding keeps a centre that lies on a border between voxels on the same side on every machine.
         index = np.floor(np.round((centers_m - source_low) * source_n / (source_high - source_low), 9)).astype(np.int64)
@@ -121,7 +125,7 @@ class OccupancyEvaluator:
         self.samples += 1
 
     def result(self) -> dict[str, Any]:
-        """mIoU, mIoU_all_voxels, geometric_IoU, per_class, per_level and counts; None where a value is undefined (no voxel of any class)."""
+        """mIoU, mIoU_all_voxels, geometric_IoU, per_class, per_level, samples; None where a value is undefined."""
         summary = _scores(self._visible)
         levels = sorted(self._levels.items(), key=lambda item: -item[0].volume_m3())
         return {
@@ -136,17 +140,17 @@ def _scores(counts: NDArray[np.int64]) -> dict[str, Any]:
     true_positives = np.diag(counts)
     truth, predicted = counts.sum(axis=1), counts.sum(axis=0)
     union = truth + predicted - true_positives
-    per_class = {
-        name: {"IoU": float(true_positives[i] / union[i]) if truth[i] else None, "ground_truth": int(truth[i]), "predictions": int(predicted[i])}
-        for i, name in enumerate(OCCUPANCY_CLASSES)
-    }
-    occurring = [row["IoU"] for i, row in enumerate(per_class.values()) if i != OCCUPANCY_FREE and row["IoU"] is not None]
+    iou = [float(tp / u) if n else None for tp, u, n in zip(true_positives, union, truth, strict=True)]
+    occurring = [value for i, value in enumerate(iou) if i != OCCUPANCY_FREE and value is not None]
     both = np.delete(np.delete(counts, OCCUPANCY_FREE, 0), OCCUPANCY_FREE, 1).sum()
     either = counts.sum() - counts[OCCUPANCY_FREE, OCCUPANCY_FREE]
     return {
         "mIoU": float(np.mean(occurring)) if occurring else None,
         "geometric_IoU": float(both / either) if either else None,
-        "per_class": per_class,
+        "per_class": {
+            name: {"IoU": iou[i], "ground_truth": int(truth[i]), "predictions": int(predicted[i])}
+            for i, name in enumerate(OCCUPANCY_CLASSES)
+        },
     }
 
 
@@ -155,21 +159,5 @@ def _headline(scores: dict[str, Any]) -> dict[str, Any]:
 
 
 def _describe(spec: GridSpec) -> dict[str, Any]:
-    return {"shape": list(spec.shape), "ranges_m": [list(limits) for limits in spec.ranges_m], "voxel_m": [round(edge, 6) for edge in spec.voxel_m()]}
-
-
-def load_labels(path: Path) -> tuple[Labels, NDArray[np.bool_]]:
-    """Semantics (200,200,16) uint8 and camera mask of the same shape from an Occ3D labels.npz.
-
-    Raises:
-        DataError: the file is cut, or an array is missing or has another shape.
-    """
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            semantics, mask_camera = archive["semantics"], archive["mask_camera"]
-    except (BadZipFile, OSError, ValueError, KeyError, EOFError) as error:
-        raise file_error(path, f"not a readable Occ3D label ({error})") from error
-    for name, array in (("semantics", semantics), ("mask_camera", mask_camera)):
-        if array.shape != OCC3D.shape:
-            raise file_error(path, f"{name} has shape {array.shape}, must be {OCC3D.shape}")
-    return semantics.astype(np.uint8), mask_camera.astype(bool)
+    edges_m = [round(edge, 6) for edge in spec.voxel_m()]
+    return {"shape": list(spec.shape), "ranges_m": [list(limits) for limits in spec.ranges_m], "voxel_m": edges_m}

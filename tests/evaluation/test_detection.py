@@ -136,9 +136,7 @@ def test_boxes_without_points_and_beyond_the_class_range_are_not_ground_truth() 
         eval_boxes("s", with_points(near, 5) + with_points(far, 5)), eval_boxes("s", to_devkit_boxes("s", one_box(), np.eye(4))), {}
     )
     assert result["per_class"]["car"]["ground_truth"] == 1
-    empty = evaluate_detection(
-        eval_boxes("s", with_points(to_devkit_boxes("s", one_box(), np.eye(4)), 0)), eval_boxes("s", []), {}
-    )
+    empty = evaluate_detection(eval_boxes("s", with_points(to_devkit_boxes("s", one_box(), np.eye(4)), 0)), eval_boxes("s", []), {})
     assert empty["per_class"]["car"]["ground_truth"] == 0
     assert empty["mAP"] == 0.0
     assert empty["mAP_occurring"] is None
