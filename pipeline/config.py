@@ -18,6 +18,7 @@ from pipeline.taxonomy import TASKS
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 PositiveInt = Annotated[int, Field(ge=1)]
 PositiveFloat = Annotated[float, Field(gt=0.0)]
+METRIC_PATTERN = r"^[a-z0-9_]+:[^\s:]+$"  # report:dotted.path
 
 
 class Section(BaseModel):
@@ -297,13 +298,61 @@ class TrainConfig(Section):
 
 # --------------------------------------------------------------------------------------------------------------- evaluate
 class EvaluateConfig(Section):
-    map_chamfer_thresholds_m: tuple[float, ...] = Field((0.5, 1.0, 1.5), description="Chamfer distances at which a map element counts as found, m")
+    """Accuracy on the held-out scenes; what the metrics mean stands in pipeline/evaluation."""
+
+    map_chamfer_thresholds_m: tuple[PositiveFloat, ...] = Field(
+        (0.5, 1.0, 1.5), min_length=1, description="Chamfer distances at which a map element counts as found, m"
+    )
     max_samples: int | None = Field(None, ge=1, description="evaluate only the first samples of the held-out split; null: all")
+    prior_samples: PositiveInt = Field(400, description="training samples, evenly chosen, that the constant prior is made from at most")
+    pictures: int = Field(3, ge=0, le=12, description="held-out samples, evenly chosen, drawn in reports/predictions_float.png")
+    detections_json: bool = Field(False, description="also write the boxes as nuScenes results files, reports/detections_float.json and _int8.json")
 
 
 # ----------------------------------------------------------------------------------------------------------- quantization
+QuantDtype = Literal["int8", "int16", "float32"]
+ObserverName = Literal["minmax", "percentile", "mse", "kl"]
+
+
+class QuantRule(Section):
+    """Override for tensors whose node name, tensor name or module path matches `pattern` (shell wildcards, case matters)."""
+
+    pattern: str = Field(min_length=1, description="for example head.refine* or */attn/Softmax; matching nothing is an error")
+    dtype: QuantDtype | None = Field(None, description="data type on the chip; null: as without this rule")
+    threshold: PositiveFloat | None = Field(None, description="fixed range [-threshold, threshold] in the tensor's own unit; null: calibrated")
+    observer: ObserverName | None = Field(None, description="how the range follows from calibration; null: as without this rule")
+
+    @model_validator(mode="after")
+    def _says_something(self) -> QuantRule:
+        if self.dtype is None and self.threshold is None and self.observer is None:
+            raise ValueError(f"rule {self.pattern!r} sets none of dtype, threshold, observer")
+        if self.threshold is not None and self.observer is not None:
+            raise ValueError(f"rule {self.pattern!r} sets threshold and observer: a fixed range needs no observer")
+        return self
+
+
 class QuantizationConfig(Section):
+    """Calibration and INT8 (docs/quantization.md)."""
+
     calibration_batches: PositiveInt = Field(50, description="training samples (one batch each) used for calibration")
+    allow_fewer_batches: bool = Field(False, description="calibrate with what there is when the training split has fewer samples")
+    analysis_batches: PositiveInt = Field(4, description="calibration batches kept for error tables and sensitivity")
+    warmup_steps: int = Field(2, ge=0, description="earlier key frames of the same scene run before each calibration sample, for the temporal state")
+    observer: ObserverName = Field("mse", description="how int8 ranges follow from calibration; int16 always covers the full range")
+    percentile: float = Field(99.99, gt=50.0, le=100.0, description="observer percentile: per cent of magnitudes inside the range")
+    power_of_two_scales: bool = Field(False, description="round scales up to powers of two")
+    default_dtype: QuantDtype = Field("int8", description="activations that no other rule decides")
+    grid_dtype: QuantDtype = Field("int16", description="everything between a GridSample grid and the matrix operator or graph input it comes from")
+    output_dtype: QuantDtype = Field("int16", description="graph outputs, back to the operator that makes them")
+    op_dtypes: dict[str, QuantDtype] = Field(default_factory=dict, description="data type of the outputs of an ONNX operator type")
+    fixed_thresholds: dict[str, PositiveFloat] = Field(
+        default_factory=lambda: {"Sigmoid": 1.0, "HardSigmoid": 1.0, "Softmax": 1.0, "Tanh": 1.0, "Sin": 1.0, "Cos": 1.0},
+        description="range of operator types whose results are bounded by definition",
+    )
+    rules: tuple[QuantRule, ...] = Field((), description="overrides by name pattern; two rules that disagree about a tensor are an error")
+    promote_fraction: Fraction = Field(0.05, description="part of the int8 tensors that becomes int16: those whose quantization hurts the outputs most")
+    sensitivity_tensors: int = Field(200, ge=0, description="int8 tensors, worst by their own error, whose effect on the outputs is measured one by one")
+    threads: PositiveInt = Field(2, description="onnxruntime threads of calibration and analysis")
 
 
 # --------------------------------------------------------------------------------------------------------------------- j6
@@ -313,18 +362,28 @@ class J6Config(Section):
 
 # ------------------------------------------------------------------------------------------------------------------- gate
 class GateRule(Section):
-    """One rule of the release gate: `metric` (report:dotted.path) compared with `limit`."""
+    """One rule of the release gate: the value of `metric`, divided by that of `relative_to` where given, is compared with `limit`."""
 
-    name: str = Field(description="what the reader sees")
-    metric: str = Field(description="report and dotted path, for example eval_int8:detection.mAP or profile:latency_ms")
+    name: str = Field(min_length=1, description="what the reader sees; unique")
+    metric: str = Field(pattern=METRIC_PATTERN, description="report and dotted path, for example eval_int8:detection.mAP or profile:latency_ms")
     op: Literal[">=", "<="] = Field(description="how value and limit compare")
-    limit: float = Field(description="absolute limit, or ratio when `relative_to` is set")
-    relative_to: str | None = Field(None, description="metric the value is divided by before it is compared, for example eval_float:detection.mAP")
+    limit: float = Field(allow_inf_nan=False, description="in the unit of the metric; a ratio when `relative_to` is set")
+    relative_to: str | None = Field(None, pattern=METRIC_PATTERN, description="metric that the value is divided by, for example eval_float:map.AP")
     severity: Literal["error", "warning"] = Field("error", description="only errors fail the gate")
 
 
 class GateConfig(Section):
-    rules: tuple[GateRule, ...] = ()
+    """Rules of the release; pipeline/gate.py says how they are judged."""
+
+    rules: tuple[GateRule, ...] = Field((), description="in the order in which they are shown")
+
+    @model_validator(mode="after")
+    def _names_are_unique(self) -> GateConfig:
+        names = [rule.name for rule in self.rules]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"rule name {twice[0]!r} stands twice: every rule needs its own name")
+        return self
 
 
 # --------------------------------------------------------------------------------------------------------------- tracking
