@@ -54,10 +54,10 @@ class ImageGeometry:
         return np.array([[self.resize, 0, shift - self.crop_left], [0, self.resize, shift - self.crop_top], [0, 0, 1]])
 
     def apply(self, image: ImageArray) -> ImageArray:
-        """Resize (area average) and crop an image (H,W,3)."""
-        resized: ImageArray = cv2.resize(image, None, fx=self.resize, fy=self.resize, interpolation=cv2.INTER_AREA).astype(
-            np.uint8, copy=False
-        )
+        """Resize (area average when shrinking, linear when enlarging) and crop an image (H,W,3)."""
+        # OpenCV's area mode is not linear interpolation when it enlarges: it would shift edges by a fraction of a pixel.
+        mode = cv2.INTER_AREA if self.resize < 1 else cv2.INTER_LINEAR
+        resized: ImageArray = cv2.resize(image, None, fx=self.resize, fy=self.resize, interpolation=mode).astype(np.uint8, copy=False)
         return resized[self.crop_top : self.crop_top + self.height, self.crop_left : self.crop_left + self.width]
 
 

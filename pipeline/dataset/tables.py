@@ -68,6 +68,18 @@ _OPTIONAL: dict[tuple[str, str], Any] = {
     ("visibility", "level"): "",
     ("map", "category"): "",
 }
+# Token fields that must point at an existing record: without them the tables cannot be joined.
+REFERENCES: tuple[tuple[str, str, str], ...] = (
+    ("scene", "log_token", "log"),
+    ("sample", "scene_token", "scene"),
+    ("calibrated_sensor", "sensor_token", "sensor"),
+    ("sample_data", "sample_token", "sample"),
+    ("sample_data", "ego_pose_token", "ego_pose"),
+    ("sample_data", "calibrated_sensor_token", "calibrated_sensor"),
+    ("instance", "category_token", "category"),
+    ("sample_annotation", "sample_token", "sample"),
+    ("sample_annotation", "instance_token", "instance"),
+)
 _BLOCK_BYTES = 32 << 20
 _BETWEEN_RECORDS = re.compile(rb"\}\s*,\s*\{")
 
@@ -155,6 +167,12 @@ def reference(tables: Tables, source: str, field: str, target: str) -> NDArray[n
             f"{field} {value!r} of record {token!r} is not a token of {target}.json ({len(unknown)} such records)",
         )
     return rows
+
+
+def check_references(tables: Tables) -> None:
+    """Raise `DataError` for the first of `REFERENCES` that names an unknown token."""
+    for source, field, target in REFERENCES:
+        reference(tables, source, field, target)
 
 
 class _NotAnArrayError(Exception):
