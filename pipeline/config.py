@@ -139,7 +139,7 @@ class ViewConfig(Section):
     depth_bins: int = Field(32, ge=2, le=256, description="bins of the depth distribution")
     lift_channels: int = Field(32, ge=8, multiple_of=8, description="channels of the lifted image feature")
     channels: int = Field(64, ge=16, multiple_of=16, description="channels of the BEV feature")
-    encoder_depth: int = Field(2, ge=0, description="blocks of the BEV encoder at each of its two scales")
+    encoder_depth: int = Field(2, ge=0, description="blocks of the BEV encoder at half of the resolution; half as many at the full one")
 
     @model_validator(mode="after")
     def _grid(self) -> ViewConfig:
@@ -161,7 +161,7 @@ class DetectionConfig(Section):
     updated_instances: int = Field(32, ge=0, description="most confident temporal instances that are rewritten each frame; the others are only cached")
     max_misses: int = Field(3, ge=1, description="frames without a confident update after which a temporal instance is dropped")
     layers: int = Field(2, ge=1, le=6, description="decoder layers, each followed by a refinement")
-    key_points: int = Field(13, ge=1, le=32, description="points an instance samples")
+    key_points: int = Field(9, ge=1, le=32, description="points an instance samples")
     groups: int = Field(4, ge=1, description="channel groups with their own sampling weights")
     sample_bev: bool = Field(True, description="key points sample the BEV feature as well as the images")
     velocity_refinement: bool = Field(True, description="the block that refines velocities; off for thermal fail-safe")

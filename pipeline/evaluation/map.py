@@ -77,9 +77,7 @@ def _class_row(
     return {"AP": mean, "AP_at_m": at_m, "ground_truth": matches.ground_truth, "predictions": len(matches.score)}
 
 
-def match_class(
-    ground_truth: Sequence[MapLabel], predictions: Sequence[MapPrediction], class_id: int, thresholds_m: Sequence[float]
-) -> Matches:
+def match_class(ground_truth: Sequence[MapLabel], predictions: Sequence[MapPrediction], class_id: int, thresholds_m: Sequence[float]) -> Matches:
     """Match one class sample by sample; see the module's definition."""
     scores, rights, count = [np.zeros(0)], [np.zeros((len(thresholds_m), 0), dtype=bool)], 0
     for label, prediction in zip(ground_truth, predictions, strict=True):

@@ -148,8 +148,7 @@ def _scores(counts: NDArray[np.int64]) -> dict[str, Any]:
         "mIoU": float(np.mean(occurring)) if occurring else None,
         "geometric_IoU": float(both / either) if either else None,
         "per_class": {
-            name: {"IoU": iou[i], "ground_truth": int(truth[i]), "predictions": int(predicted[i])}
-            for i, name in enumerate(OCCUPANCY_CLASSES)
+            name: {"IoU": iou[i], "ground_truth": int(truth[i]), "predictions": int(predicted[i])} for i, name in enumerate(OCCUPANCY_CLASSES)
         },
     }
 
