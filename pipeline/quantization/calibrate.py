@@ -122,7 +122,9 @@ def load_calibration(path: Path, model: FloatModel | None = None) -> Calibration
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise file_error(path, f"not a calibration file, or cut short ({error})", "run the stage calibrate") from error
     if model is not None and calibration.model_sha256 != model.sha256:
-        raise ModelError(f"{path}: made with another model (sha256 {calibration.model_sha256[:12]}) than {model.path} ({model.sha256[:12]}); calibrate again")
+        raise ModelError(
+            f"{path}: made with another model (sha256 {calibration.model_sha256[:12]}) than {model.path} ({model.sha256[:12]}); calibrate again"
+        )
     return calibration
 
 
@@ -132,8 +134,9 @@ def _from_arrays(arrays: dict[str, NDArray]) -> Calibration:
         raise ValueError(f"format {meta['format']}, expected {FORMAT}")
     statistics = {}
     for row, name in enumerate(meta["tensors"]):
-        counts = [int(arrays[field][row]) for field in _COUNTS]
-        statistics[name] = TensorStatistics(float(arrays["minimum"][row]), float(arrays["maximum"][row]), *counts, arrays["histogram"][row])
+        count, zeros, nonfinite = (int(arrays[field][row]) for field in _COUNTS)
+        low, high = float(arrays["minimum"][row]), float(arrays["maximum"][row])
+        statistics[name] = TensorStatistics(low, high, count, zeros, nonfinite, arrays["histogram"][row])
     analysis: list[dict[str, NDArray]] = [{} for _ in range(meta["analysis_batches"])]
     for key, value in arrays.items():
         if key.startswith("analysis/"):

@@ -23,7 +23,9 @@ from pipeline.j6.fuse import fuse
 from pipeline.j6.graph import import_onnx, module_path
 
 OLDEST_OPSET, NEWEST_OPSET, WORKING_OPSET = 13, 23, 21
-QUANTIZED_OPS = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul", "MatMulInteger", "ConvInteger"})
+QUANTIZED_OPS = frozenset(
+    {"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul", "MatMulInteger", "ConvInteger"}
+)
 CONTROL_FLOW = frozenset({"If", "Loop", "Scan", "SequenceMap"})
 HALF_TYPES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
@@ -126,7 +128,8 @@ def _read(path: Path) -> tuple[ModelProto, str]:
     except FileNotFoundError as error:
         raise ModelError(f"{path}: external weight data is missing ({error})") from error
     except Exception as error:  # protobuf and onnx raise several unrelated types for a broken file
-        problem = "external weight data is missing" if "external" in str(error).lower() or "doesn't exist" in str(error) else "not an ONNX file, or cut short"
+        external = "external" in str(error).lower() or "doesn't exist" in str(error)
+        problem = "external weight data is missing" if external else "not an ONNX file, or cut short"
         raise ModelError(f"{path}: {problem} ({error})") from error
     if not proto.graph.node:
         raise ModelError(f"{path}: the graph has no node")
@@ -153,7 +156,9 @@ def _check_types(path: Path, proto: ModelProto) -> None:
     values += [(tensor.name, tensor.data_type) for tensor in proto.graph.initializer]
     for name, kind in values:
         if kind in HALF_TYPES:
-            raise ModelError(f"{path}: tensor {name!r} is {TensorProto.DataType.Name(kind)}: quantization starts from float32; export the model in float32")
+            raise ModelError(
+                f"{path}: tensor {name!r} is {TensorProto.DataType.Name(kind)}: quantization starts from float32; export the model in float32"
+            )
 
 
 def _check_static(path: Path, proto: ModelProto) -> None:
@@ -163,7 +168,9 @@ def _check_static(path: Path, proto: ModelProto) -> None:
         for axis, dim in enumerate(dims):
             if value.name not in initializers and dim.dim_value <= 0:
                 label = dim.dim_param or "unknown"
-                raise ModelError(f"{path}: input {value.name!r} dimension {axis} is dynamic ({label}): the chip needs static shapes; export with fixed sizes")
+                raise ModelError(
+                    f"{path}: input {value.name!r} dimension {axis} is dynamic ({label}): the chip needs static shapes; export with fixed sizes"
+                )
 
 
 def _to_working_opset(path: Path, proto: ModelProto, opset: int) -> ModelProto:

@@ -28,7 +28,7 @@ OBSERVERS = ("minmax", "percentile", "mse", "kl")
 
 @dataclass
 class TensorStatistics:
-    """Statistics of all values a tensor took. `histogram` counts finite non-zero magnitudes, int64 [BINS]."""
+    """Statistics of all values a tensor took. `histogram` counts finite magnitudes, int64 [BINS]; subnormal ones count as `zeros`."""
 
     minimum: float
     maximum: float

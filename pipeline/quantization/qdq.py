@@ -13,6 +13,7 @@ Same model and plan give the same bytes.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -215,7 +216,7 @@ class _Writer:
         self.initializers[f"{base}__scale"] = numpy_helper.from_array(np.asarray(scales, order="C"), f"{base}__scale")
         zero = f"{base}__zero"
         self.initializers[zero] = numpy_helper.from_array(np.zeros(scales.shape, integers.dtype), zero)
-        attributes = {} if axis is None else {"axis": axis}
+        attributes: dict[str, Any] = {} if axis is None else {"axis": axis}
         node = helper.make_node("DequantizeLinear", [base, f"{base}__scale", zero], [target], name=f"{base}/DequantizeLinear", **attributes)
         self.nodes.append(node)
         return target

@@ -48,7 +48,7 @@ class Quantized:
         return f"{counts} tensors ({len(self.promoted)} promoted), worst output {worst} at {sqnr_db(1.0, self.noise_after[worst]):.1f} dB SQNR"
 
 
-def quantize_model(model: FloatModel, calibration: Calibration, config: QuantizationConfig) -> Quantized:
+def quantize_network(model: FloatModel, calibration: Calibration, config: QuantizationConfig) -> Quantized:
     """Quantize `model`; the first analysis batch measures sensitivity, all of them the error table.
 
     Raises:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-OPSET = 21
+OPSET = 20
 
 
 class ConvNet(nn.Module):
@@ -38,7 +38,7 @@ class DeformableBlock(nn.Module):
 
     def __init__(self, height: int = 32, width: int = 64) -> None:
         super().__init__()
-        self.size = (width, height)
+        self.register_buffer("size", torch.tensor([width, height], dtype=torch.float32))
         self.backbone = nn.Sequential(nn.Conv2d(3, 16, 3, 2, 1), nn.ReLU(), nn.Conv2d(16, 16, 3, padding=1))
         self.norm = nn.LayerNorm(16)
         self.query, self.key, self.value = nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 16)
@@ -51,7 +51,7 @@ class DeformableBlock(nn.Module):
         projected = torch.matmul(homogeneous, ego2img.transpose(1, 2))  # (2, 16, 4)
         depth = projected[..., 2:3].clamp(min=1.0)
         pixels = projected[..., :2] / depth
-        grid = pixels / torch.tensor(self.size, dtype=torch.float32) * 2 - 1
+        grid = pixels / self.size * 2 - 1
         sampled = functional.grid_sample(maps, grid[:, :, None], align_corners=False)[..., 0].permute(0, 2, 1)  # (2, 16, 16)
         scores = torch.matmul(self.query(features).expand(2, -1, -1), self.key(sampled).transpose(1, 2)) / 4.0
         mixed = torch.matmul(scores.softmax(-1), self.value(sampled)).mean(0, keepdim=True)

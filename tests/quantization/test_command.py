@@ -1,0 +1,110 @@
+"""`bevj6 quantize` and the stage: files in, files out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from pipeline.config import Config, QuantizationConfig
+from pipeline.errors import BevError, ChipError, DataError
+from pipeline.paths import Paths
+from pipeline.quantization.calibrate import Calibration, save_calibration
+from pipeline.quantization.command import quantize_model
+from pipeline.quantization.model import FloatModel
+from pipeline.stages import quantize as stage
+from tests.quantization.networks import deformable_batches, image_batches
+
+
+def write_npy(folder: Path, count: int) -> Path:
+    folder.mkdir()
+    for index, batch in enumerate(image_batches(count)):
+        np.save(folder / f"{index:03}.npy", batch["images"])
+    return folder
+
+
+def test_any_model_with_a_folder_of_arrays(tmp_path: Path, conv_path: Path) -> None:
+    out = tmp_path / "q.onnx"
+    result = quantize_model(conv_path, write_npy(tmp_path / "calib", 4), "j6m", out)
+    onnx.checker.check_model(str(out))
+    assert (tmp_path / "q_layer_wise_error.csv").read_text().startswith("tensor,node,module,op,dtype")
+    assert json.loads((tmp_path / "q_sensitivity.json").read_text())["tensors"] == result.counts()
+
+
+def test_one_folder_for_each_input_or_archives(tmp_path: Path, deformable_model: FloatModel) -> None:
+    config = QuantizationConfig(calibration_batches=3, analysis_batches=1, threads=1)
+    for index, batch in enumerate(deformable_batches(3)):
+        for name, value in batch.items():
+            (tmp_path / "folders" / name).mkdir(parents=True, exist_ok=True)
+            np.save(tmp_path / "folders" / name / f"{index}.npy", value)
+        (tmp_path / "archives").mkdir(exist_ok=True)
+        np.savez(tmp_path / "archives" / f"{index}.npz", **batch)
+    for kind in ("folders", "archives"):
+        quantize_model(deformable_model.path, tmp_path / kind, "j6m", tmp_path / f"{kind}.onnx", config)
+    assert (tmp_path / "folders.onnx").read_bytes() == (tmp_path / "archives.onnx").read_bytes()
+
+
+def test_bad_folders(tmp_path: Path, deformable_model: FloatModel, conv_path: Path) -> None:
+    out = tmp_path / "q.onnx"
+    with pytest.raises(DataError, match="calibration folder not found"):
+        quantize_model(conv_path, tmp_path / "none", "j6m", out)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="no calibration data for input 'images'"):
+        quantize_model(deformable_model.path, tmp_path / "empty", "j6m", out)
+    broken = write_npy(tmp_path / "broken", 2)
+    (broken / "001.npy").write_bytes((broken / "001.npy").read_bytes()[:200])
+    with pytest.raises(DataError, match=r"001\.npy: not a NumPy array file, or cut short"):
+        quantize_model(conv_path, broken, "j6m", out)
+    (tmp_path / "partial").mkdir()
+    np.savez(tmp_path / "partial" / "0.npz", images=np.zeros(1))
+    with pytest.raises(DataError, match=r"0\.npz: holds no array for input 'ego2img'; it has images"):
+        quantize_model(deformable_model.path, tmp_path / "partial", "j6m", out)
+    assert not out.exists()
+
+
+def test_inputs_with_different_batches(tmp_path: Path, deformable_model: FloatModel) -> None:
+    for name, value in deformable_batches(1)[0].items():
+        (tmp_path / name).mkdir()
+        np.save(tmp_path / name / ("1.npy" if name == "anchors" else "0.npy"), value)
+    with pytest.raises(DataError, match="inputs 'images' and 'anchors' have different batches"):
+        quantize_model(deformable_model.path, tmp_path, "j6m", tmp_path / "q.onnx")
+
+
+def test_pickled_arrays_are_refused(tmp_path: Path, conv_path: Path) -> None:
+    folder = tmp_path / "calib"
+    folder.mkdir()
+    np.save(folder / "0.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    with pytest.raises(DataError, match=r"0\.npy"):
+        quantize_model(conv_path, folder, "j6m", tmp_path / "q.onnx")
+
+
+def test_unknown_chip(tmp_path: Path, conv_path: Path) -> None:
+    with pytest.raises(ChipError):
+        quantize_model(conv_path, tmp_path, "j7", tmp_path / "q.onnx")
+
+
+def test_stage(tmp_path: Path, conv_path: Path, conv_calibration: Calibration) -> None:
+    paths = Paths(tmp_path)
+    paths.onnx.parent.mkdir()
+    paths.onnx.write_bytes(conv_path.read_bytes())
+    save_calibration(paths.calibration, conv_calibration)
+    config = Config()
+    stage.run(config, paths)
+    first = {path: path.read_bytes() for path in (paths.int8_onnx, paths.report("layer_wise_error.csv"), paths.report("sensitivity.json"))}
+    stage.run(config, paths)
+    assert all(path.read_bytes() == content for path, content in first.items())
+
+
+def test_failed_stage_keeps_the_last_result(tmp_path: Path, conv_path: Path, conv_calibration: Calibration) -> None:
+    paths = Paths(tmp_path)
+    paths.onnx.parent.mkdir()
+    paths.onnx.write_bytes(conv_path.read_bytes())
+    paths.int8_onnx.write_bytes(b"last good one")
+    save_calibration(paths.calibration, conv_calibration)
+    paths.calibration.write_bytes(paths.calibration.read_bytes()[:1000])
+    with pytest.raises(BevError, match="cut short"):
+        stage.run(Config(), paths)
+    assert paths.int8_onnx.read_bytes() == b"last good one"

@@ -1,0 +1,103 @@
+"""Which rule decides about which tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from pipeline.config import QuantizationConfig
+from pipeline.errors import ConfigError, ModelError
+from pipeline.quantization.calibrate import Calibration
+from pipeline.quantization.fusion import fused_tensors
+from pipeline.quantization.model import FloatModel
+from pipeline.quantization.plan import make_plan
+
+Build = Callable[..., QuantizationConfig]
+
+
+def test_path_into_a_grid_is_int16_back_to_gemm_and_inputs(
+    deformable_model: FloatModel, deformable_calibration: Calibration, config: QuantizationConfig
+) -> None:
+    plan = make_plan(deformable_model, config, deformable_calibration.statistics)
+    for name in ("ego2img", "anchors", "/offset/Add_output_0", "/MatMul_output_0", "/Div_output_0", "/Sub_output_0", "/Unsqueeze_output_0"):
+        assert plan.tensors[name].dtype == "int16", plan.explain(name)
+        assert "GridSample grid" in plan.tensors[name].rule
+    for name in ("images", "features", "/GridSample_output_0", "/Softmax_output_0"):
+        assert plan.tensors[name].dtype == "int8", plan.explain(name)
+
+
+def test_grid_range_is_fixed(deformable_model: FloatModel, deformable_calibration: Calibration, config: QuantizationConfig) -> None:
+    plan = make_plan(deformable_model, config, deformable_calibration.statistics)
+    assert plan.tensors["/Unsqueeze_output_0"].scale == 2.0 / 32768
+    assert "fixed for a sampling grid" in plan.explain("/Unsqueeze_output_0")
+
+
+def test_views_share_the_storage_of_their_source(
+    deformable_model: FloatModel, deformable_calibration: Calibration, config: QuantizationConfig
+) -> None:
+    plan = make_plan(deformable_model, config, deformable_calibration.statistics)
+    assert plan.tensors["/Transpose_output_0"].root == "ego2img"
+    assert plan.tensors["/Transpose_output_0"].scale == plan.tensors["ego2img"].scale
+
+
+def test_fused_tensors_have_no_quantizer(conv_model: FloatModel, conv_calibration: Calibration, config: QuantizationConfig) -> None:
+    fused = fused_tensors(conv_model)
+    assert fused["/stem/Conv_output_0"] == "/Relu_output_0"
+    assert fused["/Sigmoid_output_0"] == "/Mul_output_0"  # SiLU
+    plan = make_plan(conv_model, config, conv_calibration.statistics)
+    assert plan.tensors["/stem/Conv_output_0"].threshold is None
+    assert "never stored" in plan.explain("/stem/Conv_output_0")
+
+
+def test_bias_of_a_linear_layer_is_fused(deformable_model: FloatModel) -> None:
+    assert fused_tensors(deformable_model)["/query/MatMul_output_0"] == "/query/Add_output_0"
+
+
+def test_fixed_threshold_by_operator(deformable_model: FloatModel, deformable_calibration: Calibration, config: QuantizationConfig) -> None:
+    plan = make_plan(deformable_model, config, deformable_calibration.statistics)
+    assert plan.tensors["/Softmax_output_0"].scale == 1 / 128
+    assert "range 1 fixed for Softmax" in plan.explain("/Softmax_output_0")
+
+
+def test_rules_override_and_are_named(conv_model: FloatModel, conv_calibration: Calibration, with_config: Build) -> None:
+    rules = [
+        {"pattern": "depthwise", "dtype": "int16"},  # module path
+        {"pattern": "/point/*", "threshold": 3.0},  # node name
+        {"pattern": "images", "observer": "minmax"},  # tensor name
+        {"pattern": "/stem/Conv", "dtype": "float32"},  # a fused tensor stands for its block
+    ]
+    plan = make_plan(conv_model, with_config(rules=rules), conv_calibration.statistics)
+    assert "int16" in plan.explain("/depthwise/Conv_output_0") and "rule 'depthwise'" in plan.explain("/depthwise/Conv_output_0")
+    assert plan.tensors["/point/Conv_output_0"].threshold == 3.0
+    assert "range by minmax, rule 'images'" in plan.explain("images")
+    assert plan.tensors["/Relu_output_0"].threshold is None
+
+
+def test_pattern_without_match_is_an_error(conv_model: FloatModel, conv_calibration: Calibration, with_config: Build) -> None:
+    with pytest.raises(ConfigError, match="pattern 'haed\\*' matches no node"):
+        make_plan(conv_model, with_config(rules=[{"pattern": "haed*", "dtype": "int16"}]), conv_calibration.statistics)
+
+
+def test_contradicting_rules_are_an_error(conv_model: FloatModel, conv_calibration: Calibration, with_config: Build) -> None:
+    rules = [{"pattern": "depth*", "dtype": "int16"}, {"pattern": "*wise", "dtype": "float32"}]
+    with pytest.raises(ConfigError, match=r"dtype of tensor '/depthwise/Conv_output_0'.*'depth\*' says int16 and '\*wise' says float32"):
+        make_plan(conv_model, with_config(rules=rules), conv_calibration.statistics)
+
+
+def test_agreeing_rules_are_fine(conv_model: FloatModel, conv_calibration: Calibration, with_config: Build) -> None:
+    rules = [{"pattern": "depth*", "dtype": "int16"}, {"pattern": "*wise", "dtype": "int16"}]
+    assert make_plan(conv_model, with_config(rules=rules), conv_calibration.statistics).tensors["/depthwise/Conv_output_0"].dtype == "int16"
+
+
+def test_every_tensor_can_be_explained(conv_model: FloatModel, conv_calibration: Calibration, config: QuantizationConfig) -> None:
+    plan = make_plan(conv_model, config, conv_calibration.statistics)
+    assert all(plan.explain(name).startswith(name) for name in conv_model.activations)
+    with pytest.raises(ModelError, match="'nothing': not a float activation"):
+        plan.explain("nothing")
+
+
+def test_missing_statistics_are_named(conv_model: FloatModel, conv_calibration: Calibration, config: QuantizationConfig) -> None:
+    partial = {name: value for name, value in conv_calibration.statistics.items() if name != "images"}
+    with pytest.raises(ModelError, match="calibration holds no tensor 'images'"):
+        make_plan(conv_model, config, partial)

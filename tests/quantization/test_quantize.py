@@ -1,0 +1,131 @@
+"""From calibration to the INT8 model: accuracy, sensitivity, promotion, reports."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from pipeline.config import QuantizationConfig
+from pipeline.errors import ModelError
+from pipeline.quantization.calibrate import Calibration
+from pipeline.quantization.compare import to_csv
+from pipeline.quantization.model import FloatModel
+from pipeline.quantization.plan import make_plan
+from pipeline.quantization.qdq import readable_name, write_qdq
+from pipeline.quantization.quantize import Quantized, quantize_network, sensitivity_report
+from pipeline.quantization.sensitivity import measure
+from pipeline.quantization.sessions import Runner
+from tests.quantization.networks import deformable_batches, image_batches
+
+Build = Callable[..., QuantizationConfig]
+
+
+@pytest.fixture(scope="module")
+def conv_int8(conv_model: FloatModel, conv_calibration: Calibration, config: QuantizationConfig) -> Quantized:
+    return quantize_network(conv_model, conv_calibration, config)
+
+
+@pytest.fixture(scope="module")
+def deformable_int8(deformable_model: FloatModel, deformable_calibration: Calibration, config: QuantizationConfig) -> Quantized:
+    return quantize_network(deformable_model, deformable_calibration, config)
+
+
+def test_outputs_stay_close_on_unseen_data(conv_model: FloatModel, conv_int8: Quantized) -> None:
+    for batch in image_batches(4, seed=77):
+        exact, rounded = (Runner(proto, ["logits"], 1).run(batch)["logits"] for proto in (conv_model.proto, conv_int8.proto))
+        assert np.abs(rounded - exact).max() < 0.02 * np.abs(exact).max()
+
+
+def test_fused_kernels_agree_with_unfused(conv_int8: Quantized) -> None:
+    """What onnxruntime makes of the file with all its optimisations stays within rounding of the exact reading."""
+    import onnxruntime
+
+    batch = image_batches(1, seed=3)[0]
+    fused = onnxruntime.InferenceSession(conv_int8.proto.SerializeToString(), providers=["CPUExecutionProvider"]).run(["logits"], batch)[0]
+    exact = Runner(conv_int8.proto, ["logits"], 1).run(batch)["logits"]
+    np.testing.assert_allclose(fused, exact, atol=0.02 * np.abs(exact).max())
+
+
+def position_error(model: FloatModel, calibration: Calibration, config: QuantizationConfig) -> tuple[float, float]:
+    """(error of the sampling positions in pixels of a 32 pixel wide feature map, relative error of the sampled features)."""
+    plan = make_plan(model, config, calibration.statistics)
+    tensors = ["/Unsqueeze_output_0", "/GridSample_output_0"]
+    batch = deformable_batches(1, seed=11)[0]
+    exact = Runner(model.proto, tensors, 1).run(batch)
+    names = [readable_name(model, plan, name) for name in tensors]
+    rounded = Runner(write_qdq(model, plan), names, 1).run(batch)
+    inside = np.abs(exact[tensors[0]]).max(axis=-1) < 1.0
+    grid = np.abs(rounded[names[0]] - exact[tensors[0]])[inside].max() * 16
+    return float(grid), float(np.linalg.norm(rounded[names[1]] - exact[tensors[1]]) / np.linalg.norm(exact[tensors[1]]))
+
+
+def test_sampling_grids_need_int16(deformable_model: FloatModel, deformable_calibration: Calibration, with_config: Build) -> None:
+    wide = position_error(deformable_model, deformable_calibration, with_config())
+    narrow = position_error(deformable_model, deformable_calibration, with_config(grid_dtype="int8"))
+    assert wide[0] < 0.25 and narrow[0] > 2.0, (wide, narrow)
+    assert narrow[1] > 5 * wide[1]
+
+
+def test_sensitivity_measures_one_tensor_at_a_time(deformable_model: FloatModel, deformable_calibration: Calibration, with_config: Build) -> None:
+    """A tensor forced to a ruinous range is found: nothing else explains the loss of its measurement."""
+    rules = [{"pattern": "/value/*", "threshold": 0.02}]
+    plan = make_plan(deformable_model, with_config(rules=rules), deformable_calibration.statistics)
+    names = [name for name, decision in plan.roots().items() if decision.dtype == "int8"]
+    ranked = measure(deformable_model, plan, names, deformable_calibration.analysis[:1], threads=1)
+    assert ranked[0].tensor == "/value/Add_output_0"
+    assert ranked[0].noise > 2 * ranked[1].noise
+
+
+def test_promotions_are_int16_and_help(deformable_int8: Quantized) -> None:
+    assert deformable_int8.promoted
+    for name, reason in deformable_int8.promoted.items():
+        assert deformable_int8.plan.tensors[name].dtype == "int16"
+        assert reason in deformable_int8.plan.explain(name)
+    assert sum(deformable_int8.noise_after.values()) < sum(deformable_int8.noise_before.values())
+
+
+def test_promotion_can_be_switched_off(conv_model: FloatModel, conv_calibration: Calibration, with_config: Build) -> None:
+    assert not quantize_network(conv_model, conv_calibration, with_config(promote_fraction=0.0)).promoted
+
+
+def test_error_table(deformable_int8: Quantized) -> None:
+    rows = list(csv.DictReader(io.StringIO(to_csv(deformable_int8.errors))))
+    assert {row["tensor"] for row in rows} == set(deformable_int8.plan.roots())
+    assert [float(row["sqnr_db"]) for row in rows] == sorted(float(row["sqnr_db"]) for row in rows)
+    first = next(row for row in rows if row["tensor"] == "images")
+    assert first["sqnr_db"] == first["local_sqnr_db"]  # nothing is quantized before an input
+    for row in rows:
+        assert -1.0 <= float(row["cosine"]) <= 1.0000001
+        assert 0.0 <= float(row["saturation"]) <= 1.0 and row["rule"]
+    attention = next(row for row in rows if row["tensor"] == "/MatMul_1_output_0")
+    assert float(attention["sqnr_db"]) < float(attention["local_sqnr_db"])  # part of its error comes from its inputs
+
+
+def test_weights_are_in_the_error_table(conv_int8: Quantized) -> None:
+    relu = next(row for row in conv_int8.errors if row.tensor == "/Relu_output_0")
+    assert relu.weight_sqnr_db is not None and relu.weight_sqnr_db > 35.0  # the stem's convolution, fused in front of its ReLU
+
+
+def test_report(deformable_int8: Quantized) -> None:
+    report = sensitivity_report(deformable_int8)
+    assert set(report["outputs"]) == {"refined", "out_features"}
+    assert report["tensors"] == deformable_int8.counts()
+    levels = [row["sqnr_db"] for row in report["ranking"]]
+    assert levels == sorted(levels) and report["promoted"]
+    assert {"tensor", "module", "op", "sqnr_db", "sqnr_by_output_db"} == set(report["ranking"][0])
+
+
+def test_same_result_twice(conv_model: FloatModel, conv_calibration: Calibration, config: QuantizationConfig, conv_int8: Quantized) -> None:
+    again = quantize_network(conv_model, conv_calibration, config)
+    assert again.proto.SerializeToString(deterministic=True) == conv_int8.proto.SerializeToString(deterministic=True)
+    assert to_csv(again.errors) == to_csv(conv_int8.errors)
+
+
+def test_calibration_without_analysis_batches_is_refused(conv_model: FloatModel, conv_calibration: Calibration, config: QuantizationConfig) -> None:
+    bare = Calibration(conv_calibration.model_sha256, 8, conv_calibration.statistics, [], ())
+    with pytest.raises(ModelError, match="keeps no analysis batch"):
+        quantize_network(conv_model, bare, config)
