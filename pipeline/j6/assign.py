@@ -1,0 +1,87 @@
+"""Which execution unit runs a block, and what falls back to the CPU.
+
+TAE multiplies (Conv, MatMul, Linear), VAE does element-wise work and table look-ups, AAE pools, resizes and warps, DTE moves data, SPU does
+scalar work (TopK), VPU converts to and from float (deployment guides of the vendor, facts section 1.1). Where no document names the unit of an
+operator the entry says `assumed`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pipeline.j6.chip import ChipProfile
+from pipeline.j6.fuse import ELEMENTWISE_KINDS, Block
+from pipeline.j6.ir import Op, Tensor
+
+UNITS = ("TAE", "VAE", "AAE", "DTE", "SPU", "VPU", "CPU")
+MAX_REDUCED_AXIS = 65535  # operator list j6em: length of a reduced axis 1..65535
+MAX_ARGMAX_AXIS = 32767  # operator list j6em: the index must fit int16
+
+
+@dataclass(frozen=True)
+class UnitRule:
+    """Unit of one operator kind, whether a document says so, and its known limit."""
+
+    unit: str
+    documented: bool
+    note: str = ""
+
+
+def _rules(unit: str, documented: bool, kinds: str, note: str = "") -> dict[str, UnitRule]:
+    return {kind: UnitRule(unit, documented, note) for kind in kinds.split()}
+
+
+UNIT_RULES: dict[str, UnitRule] = {
+    **_rules("TAE", True, "Conv ConvTranspose Gemm MatMul", "int8 or int16 in and out; int32 only as a model output on E/M"),
+    **_rules("TAE", False, "Einsum"),
+    **{kind: UnitRule("VAE", True, "int8: a table; int16: a piecewise table of up to 64 segments") for kind in sorted(ELEMENTWISE_KINDS)},
+    **_rules("VAE", False, "Softmax LogSoftmax LayerNormalization InstanceNormalization GroupNormalization LpNormalization RMSNormalization"),
+    **_rules("VAE", False, "LRN CumSum"),
+    **_rules("VAE", True, "ReduceMean ReduceSum ReduceMax ReduceMin ReduceL1 ReduceL2 ReduceProd", "reduced axis 1..65535"),
+    **_rules("VAE", False, "ReduceSumSquare ReduceLogSumExp", "reduced axis 1..65535"),
+    **_rules("AAE", True, "MaxPool AveragePool GlobalAveragePool GlobalMaxPool Resize Upsample GridSample", "GridSample: keep the grid in int16"),
+    **_rules("DTE", True, "Transpose Concat Slice Split Pad DepthToSpace SpaceToDepth"),
+    **_rules("DTE", False, "Expand Tile ScatterND Gather ConstantOfShape"),
+    **_rules("SPU", True, "TopK", "moves to the CPU where the chip has no SPU"),
+    **_rules("SPU", False, "ArgMax ArgMin GatherElements GatherND ScatterElements NonZero OneHot", "argmax axis 1..32767"),
+    **_rules("VPU", True, "QuantizeLinear DequantizeLinear"),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """Unit of a block; `reason` is set when it runs on the CPU."""
+
+    unit: str
+    reason: str = ""
+
+
+def assign(block: Block, tensors: dict[str, Tensor], chip: ChipProfile) -> Assignment:
+    """Unit that runs `block` on `chip`; the CPU, with the reason, for what the BPU cannot do."""
+    rule = UNIT_RULES.get(block.kind)
+    if rule is None:
+        return Assignment("CPU", f"{block.kind} has no BPU implementation")
+    if rule.unit == "SPU" and not chip.flag("has_spu"):
+        return Assignment("CPU", f"{chip.name} has no SPU for {block.kind}")
+    if block.kind == "GridSample" and not chip.flag("has_warp"):
+        return Assignment("CPU", f"{chip.name} has no warping unit for GridSample")
+    limit = _broken_limit(block.anchor, tensors)
+    if limit:
+        return Assignment("CPU", limit)
+    return Assignment(rule.unit)
+
+
+def _broken_limit(op: Op, tensors: dict[str, Tensor]) -> str:
+    """The limit of the operator list that `op` breaks, "" when none."""
+    if not op.inputs:
+        return ""
+    shape = tensors[op.inputs[0]].shape
+    if op.kind.startswith("Reduce") and tensors[op.outputs[0]].elements:
+        reduced = tensors[op.inputs[0]].elements // tensors[op.outputs[0]].elements
+        if reduced > MAX_REDUCED_AXIS:
+            return f"{op.kind} reduces {reduced} elements; the limit is {MAX_REDUCED_AXIS}"
+    if op.kind in ("ArgMax", "ArgMin"):
+        length = shape[int(op.attrs.get("axis", 0))]
+        if length > MAX_ARGMAX_AXIS:
+            return f"{op.kind} over an axis of {length}; the limit is {MAX_ARGMAX_AXIS}"
+    return ""

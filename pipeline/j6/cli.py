@@ -1,0 +1,123 @@
+"""Typed entry points of the `bevj6` command line: each takes plain arguments and returns the JSON document it prints.
+
+python -m pipeline.j6 profile MODEL.onnx --chip j6m [--json] [--html FILE] [--trace FILE] [--against OTHER]
+python -m pipeline.j6 compile MODEL.onnx --chip j6m --out PLAN.json
+python -m pipeline.j6 fit --measured CSV --zoo DIR --out FILE
+python -m pipeline.j6 validate --measured CSV --zoo DIR [--json]
+python -m pipeline.j6 chips
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import ConfigError
+from pipeline.io import write_json, write_text
+from pipeline.j6.chip import Value, known_chips, load_chip
+from pipeline.j6.plan import CompileOptions, Plan, compile_model, read_plan, write_plan
+
+
+def parse_shapes(entries: list[str]) -> dict[str, tuple[int, ...]]:
+    """["images=1x3x640x640"] -> {"images": (1, 3, 640, 640)}. Raises `ConfigError` naming the entry."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for entry in entries:
+        name, separator, text = entry.partition("=")
+        sizes = text.split("x")
+        if not separator or not name or not all(size.isdigit() and int(size) > 0 for size in sizes):
+            raise ConfigError(f"--shape {entry!r}: expected NAME=1x3x640x640")
+        shapes[name] = tuple(int(size) for size in sizes)
+    return shapes
+
+
+def parse_overrides(entries: list[str]) -> dict[str, Value]:
+    """["ddr_peak_gbps=51.2"] -> {"ddr_peak_gbps": 51.2}. Raises `ConfigError` naming the entry."""
+    overrides: dict[str, Value] = {}
+    for entry in entries:
+        name, separator, text = entry.partition("=")
+        try:
+            overrides[name] = {"true": True, "false": False}[text] if text in ("true", "false") else float(text)
+        except ValueError:
+            separator = ""
+        if not separator or not name:
+            raise ConfigError(f"--set {entry!r}: expected NAME=NUMBER")
+    return overrides
+
+
+def load_or_compile(model: Path, chip: str, options: CompileOptions, overrides: Mapping[str, Value] | None = None) -> Plan:
+    """A plan from a plan file (.json) or by compiling an ONNX file."""
+    if model.suffix == ".json":
+        return read_plan(model)
+    return compile_model(model, load_chip(chip, overrides), options)
+
+
+def compile_command(
+    model: Path, chip: str, out: Path, options: CompileOptions | None = None, overrides: Mapping[str, Value] | None = None
+) -> dict[str, Any]:
+    """Compile `model` and write the plan to `out`; returns a summary."""
+    plan = load_or_compile(model, chip, options or CompileOptions(), overrides)
+    write_plan(plan, out)
+    blocks = {"total": len(plan.blocks), "cpu": sum(block.unit == "CPU" for block in plan.blocks)}
+    return {
+        "simulated": True,
+        "plan": str(out),
+        "chip": plan.chip["name"],
+        "profile_hash": plan.profile_hash,
+        "bpu_ms": plan.schedule.makespan_ms,
+        "blocks": blocks,
+    }
+
+
+def profile_command(
+    model: Path,
+    chip: str = "j6m",
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+    html: Path | None = None,
+    trace: Path | None = None,
+    against: Path | None = None,
+    assume_dtype: str = "int8",
+    scenario: Path | None = None,
+    design_fps: float | None = None,
+    overrides: Mapping[str, Value] | None = None,
+) -> dict[str, Any]:
+    """Profile an ONNX file or a plan; writes HTML and trace where asked; with `against` the document gains `comparison`."""
+    from pipeline.j6.conditions import load_scenario
+    from pipeline.j6.profile import compare, profile
+
+    options = CompileOptions(assume_dtype=assume_dtype, shapes=dict(shapes or {}))
+    plan = load_or_compile(model, chip, options, overrides)
+    conditions = load_scenario(scenario) if scenario else None
+    document = profile(plan, conditions, design_fps)
+    if html:
+        from pipeline.j6.report import html_report
+
+        write_text(html, html_report(plan, document))
+    if trace:
+        from pipeline.j6.trace import trace_document
+
+        write_json(trace, trace_document(plan))
+    if against:
+        other = load_or_compile(against, chip, options, overrides)
+        document["comparison"] = compare(document, profile(other, conditions, design_fps))
+    return document
+
+
+def fit_command(measured: Path, zoo: Path, out: Path) -> dict[str, Any]:
+    """Fit the rates that no document gives and write them as a rates file; returns parameters and errors."""
+    from pipeline.j6.fit import fit
+
+    return fit(measured, zoo, out)
+
+
+def validate_command(measured: Path, zoo: Path, rates: Path | None = None, cross_validate: bool = False) -> dict[str, Any]:
+    """Simulated against measured latency, row by row; with `cross_validate` each family is predicted by a fit that never saw it."""
+    from pipeline.j6.validate import validate
+
+    return validate(measured, zoo, rates, cross_validate)
+
+
+def chips_command() -> dict[str, Any]:
+    """Name, architecture and profile hash of every chip that ships with the project."""
+    profiles = [load_chip(name) for name in known_chips()]
+    return {"chips": [{"name": p.name, "march": p.march, "profile_hash": p.hash, "provenance": p.provenance} for p in profiles]}

@@ -1,0 +1,233 @@
+"""Time and traffic of one block.
+
+    block = launch + load + max(compute, streamed activations) + store of outputs
+
+`compute` is the sum over the units that the block uses in turn: padded MACs on the TAE, element passes on the VAE, moved elements on AAE and DTE.
+All compute rates scale with the chip's nominal TOPS, because the chips of a family differ in clock and width together; the DDR rate and the CPU
+do not. `load` is what a block cannot start without: its weights, and model inputs; activations that leave the chip stream behind the compute.
+The rates come from the chip profile (`fitted_rates.yaml` says how each was fitted and its physical meaning).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from pipeline.j6.assign import Assignment
+from pipeline.j6.chip import ChipProfile
+from pipeline.j6.fuse import Block
+from pipeline.j6.ir import DTYPE_BYTES, MATRIX_KINDS, Op, Tensor, conv_dims, macs, matmul_dims
+
+MS = 1e3
+# Passes over the data of composite vector operators: softmax = max, exp with sum, scale; normalisation = mean, variance, scale and shift.
+VECTOR_PASSES = {"Softmax": 3, "LogSoftmax": 3, "LayerNormalization": 3, "InstanceNormalization": 3, "GroupNormalization": 3, "Gelu": 1, "Silu": 1}
+GRID_SAMPLE_TAPS = 4  # bilinear
+# The output stage of a convolution adds, rescales and clamps on the way out (a fit that gave them a VAE rate of their own drove it to infinity).
+FREE_EPILOGUE = frozenset({"Add", "Sub", "Mul", "Div", "Relu", "Clip", "BatchNormalization", "Requantize"})
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Rates of one chip in milliseconds per unit of work; built once per chip by `rates_of`."""
+
+    mac_ms: float
+    matmul_mac_ms: float
+    int16_factor: float
+    input_lanes: int
+    output_lanes: int
+    depthwise_lanes: int
+    vector_ms: float
+    copy_ms: float
+    transpose_ms: float
+    warp_ms: float
+    scalar_ms: float
+    cpu_ms: float
+    launch_ms: float
+    ddr_ms: float
+    host_ms: float
+    contention_ms: float
+    output_bytes: int
+
+
+def rates_of(chip: ChipProfile, bandwidth_cap_gbps: float | None = None, compute_scale: float = 1.0) -> Rates:
+    """Rates of a chip; `bandwidth_cap_gbps` lowers the DDR rate, `compute_scale` the clock of the BPU (1 = nominal).
+
+    Raises `ChipError` when the profile lacks a number that the model needs.
+    """
+    tops = chip.number("peak_tops_int8") / chip.number("cores") * compute_scale
+    ddr_gbps = chip.number("ddr_peak_gbps") * chip.number("ddr_efficiency")
+    if bandwidth_cap_gbps is not None:
+        ddr_gbps = min(ddr_gbps, bandwidth_cap_gbps)
+
+    def element_ms(key: str) -> float:
+        return MS / (chip.number(key) * 1e9 * tops)
+
+    return Rates(
+        mac_ms=2 * MS / (tops * 1e12 * chip.number("tae_utilization")),
+        matmul_mac_ms=2 * MS / (tops * 1e12 * chip.number("tae_matmul_utilization")),
+        int16_factor=chip.number("tae_int16_factor"),
+        input_lanes=int(chip.number("tae_input_lanes")),
+        output_lanes=int(chip.number("tae_output_lanes")),
+        depthwise_lanes=int(chip.number("channel_align")),
+        vector_ms=element_ms("vae_gbytes_per_tops"),
+        copy_ms=element_ms("dte_copy_gbytes_per_tops"),
+        transpose_ms=element_ms("dte_transpose_gbytes_per_tops"),
+        warp_ms=element_ms("aae_warp_gbytes_per_tops"),
+        scalar_ms=MS / (chip.number("spu_gelements_per_s") * 1e9),
+        cpu_ms=MS / (chip.number("cpu_gelements_per_s_per_ghz") * chip.number("cpu_ghz") * 1e9),
+        launch_ms=chip.number("launch_us") / MS + chip.number("launch_us_tops") / tops / MS,
+        ddr_ms=MS / (ddr_gbps * 1e9),
+        host_ms=chip.number("host_us_ghz") / chip.number("cpu_ghz") / MS,
+        contention_ms=chip.number("contention_us") / MS,
+        output_bytes=int(chip.number("conv_output_bytes")),
+    )
+
+
+@dataclass(frozen=True)
+class BlockCost:
+    """What a block costs. Times are ms; `units` lists (unit, ms) in the order of use; bytes are DDR traffic."""
+
+    units: tuple[tuple[str, float], ...]
+    launch_ms: float
+    weight_bytes: int
+    input_bytes: int
+    output_bytes: int
+    stream_bytes: int
+    load_ms: float
+    stream_ms: float
+    store_ms: float
+    macs: int
+    padded_macs: int
+    work: tuple[tuple[str, float], ...]
+
+    @property
+    def compute_ms(self) -> float:
+        """Time of the units without any memory traffic."""
+        return sum(ms for _, ms in self.units)
+
+    @property
+    def ddr_bytes(self) -> int:
+        """All bytes that cross the DDR bus."""
+        return self.weight_bytes + self.input_bytes + self.output_bytes + self.stream_bytes
+
+    @property
+    def total_ms(self) -> float:
+        """Time of the block alone."""
+        return self.launch_ms + self.load_ms + max(self.compute_ms, self.stream_ms) + self.store_ms
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """DDR bytes of a block as decided by tiling: weights, model inputs and outputs, and spilled activations (both directions)."""
+
+    weights: int
+    inputs: int
+    outputs: int
+    stream: int
+
+
+def block_cost(block: Block, assignment: Assignment, tensors: dict[str, Tensor], traffic: Traffic, rates: Rates) -> BlockCost:
+    """Cost of `block` on its unit; the epilogue runs on the VAE after the anchor."""
+    anchor_ms, padded, work = _anchor(block.anchor, assignment.unit, tensors, rates)
+    units = [(assignment.unit, anchor_ms)]
+    free = FREE_EPILOGUE if block.kind in MATRIX_KINDS else frozenset()
+    epilogue = sum(_vector_bytes(op, tensors) for op in block.ops[1:] if op.kind not in free)
+    if epilogue:
+        units.append(("VAE", epilogue * rates.vector_ms))
+        work = (*work, ("vector", float(epilogue)))
+    on_chip = assignment.unit != "CPU"
+    load, store = traffic.weights + traffic.inputs, traffic.outputs
+    return BlockCost(
+        units=tuple(units),
+        launch_ms=rates.launch_ms if on_chip else rates.host_ms,
+        weight_bytes=traffic.weights,
+        input_bytes=traffic.inputs,
+        output_bytes=traffic.outputs,
+        stream_bytes=traffic.stream,
+        load_ms=load * rates.ddr_ms,
+        stream_ms=traffic.stream * rates.ddr_ms,
+        store_ms=store * rates.ddr_ms,
+        macs=sum(macs(op, tensors) for op in block.ops),
+        padded_macs=padded,
+        work=work,
+    )
+
+
+def _anchor(op: Op, unit: str, tensors: dict[str, Tensor], rates: Rates) -> tuple[float, int, tuple[tuple[str, float], ...]]:
+    """(ms, padded MACs, work) of a block's first operator; `work` is (rate name, amount) for the fit."""
+    elements = _elements(op, tensors)
+    if unit == "CPU":
+        return elements * rates.cpu_ms, 0, (("cpu", float(elements)),)
+    if unit == "TAE" and op.kind in MATRIX_KINDS:
+        return _matrix(op, tensors, rates)
+    if unit == "SPU":
+        return elements * rates.scalar_ms, 0, (("scalar", float(elements)),)
+    moved = _moved_bytes(op, tensors)
+    if unit == "DTE":
+        name, ms = ("transpose", rates.transpose_ms) if op.kind == "Transpose" else ("copy", rates.copy_ms)
+        return moved * ms, 0, ((name, float(moved)),)
+    if unit == "AAE":
+        name, ms = ("warp", rates.warp_ms) if op.kind == "GridSample" else ("copy", rates.copy_ms)
+        amount = moved * (GRID_SAMPLE_TAPS if op.kind == "GridSample" else 1)
+        return amount * ms, 0, ((name, float(amount)),)
+    amount = _vector_bytes(op, tensors)
+    return amount * rates.vector_ms, 0, (("vector", float(amount)),)
+
+
+def _matrix(op: Op, tensors: dict[str, Tensor], rates: Rates) -> tuple[float, int, tuple[tuple[str, float], ...]]:
+    """Padded MACs at the TAE's sustained rate; int16 on either side costs `int16_factor`."""
+    padded = padded_macs(op, tensors, rates)
+    wide = rates.int16_factor if any(DTYPE_BYTES[tensors[name].dtype] > 1 for name in op.inputs) else 1.0
+    if op.kind == "MatMul" and not op.weights:
+        return padded * wide * rates.matmul_mac_ms, padded, (("matmul", padded * wide),)
+    return padded * wide * rates.mac_ms, padded, (("mac", padded * wide),)
+
+
+def round_up(value: int, multiple: int) -> int:
+    """Smallest multiple of `multiple` that is at least `value`."""
+    return -(-value // multiple) * multiple
+
+
+def padded_macs(op: Op, tensors: dict[str, Tensor], rates: Rates) -> int:
+    """MACs after padding the reduction (input channels x taps) and the output channels to the array's lanes.
+
+    A depthwise convolution has no reduction over channels to fill the array with; its channels are padded to the documented multiple.
+    """
+    if op.kind in ("Conv", "ConvTranspose"):
+        positions, channels_in, channels_out, groups, taps = conv_dims(op, tensors)
+        if groups > 1 and channels_in == 1:
+            return positions * round_up(groups * channels_out, rates.depthwise_lanes) * taps
+        return positions * groups * round_up(channels_in * taps, rates.input_lanes) * round_up(channels_out, rates.output_lanes)
+    batch, m, n, k = matmul_dims(op, tensors)
+    return batch * m * round_up(n, rates.output_lanes) * round_up(k, rates.input_lanes)
+
+
+def _elements(op: Op, tensors: dict[str, Tensor]) -> int:
+    """Elements read and written."""
+    return sum(tensors[name].elements for name in (*op.inputs, *op.outputs)) + macs(op, tensors)
+
+
+def _moved_bytes(op: Op, tensors: dict[str, Tensor]) -> int:
+    """Bytes written, or read where an operator shrinks its input (pooling)."""
+    written = sum(tensors[name].bytes for name in op.outputs)
+    if op.kind in ("GlobalAveragePool", "GlobalMaxPool", "MaxPool", "AveragePool"):
+        return max(written, tensors[op.inputs[0]].bytes)
+    return written
+
+
+def _vector_bytes(op: Op, tensors: dict[str, Tensor]) -> int:
+    """Bytes that the VAE processes: the larger side of the operator times its passes."""
+    written = sum(tensors[name].bytes for name in op.outputs)
+    read = max((tensors[name].bytes for name in op.inputs), default=0)
+    return max(written, read) * VECTOR_PASSES.get(op.kind, 1)
+
+
+def channel_waste(op: Op, tensors: dict[str, Tensor], rates: Rates) -> float:
+    """Share of the padded MACs that is padding, 0..1."""
+    padded = padded_macs(op, tensors, rates)
+    return 1 - macs(op, tensors) / padded if padded else 0.0
+
+
+def shape_text(shape: tuple[int, ...]) -> str:
+    """ "1x64x32x32"; "scalar" for a shape without dimensions."""
+    return "x".join(map(str, shape)) if prod(shape) and shape else "scalar"
