@@ -62,6 +62,16 @@ class ValidationConfig(Section):
 
     sync_policy: Literal["phase", "window", "strict"] = Field("phase", description="how the time stamps of a sample are judged, docs/validation.md")
     max_jitter_ms: PositiveFloat = Field(5.0, description="phase: largest deviation of a camera from its usual phase in the lidar sweep, ms")
+    max_wait_ms: PositiveFloat = Field(50.0, description="window: largest time between a camera image and the lidar key frame, ms")
+    max_spread_ms: PositiveFloat = Field(5.0, description="strict: largest time between the first and the last camera image of a sample, ms")
+    max_pose_age_ms: PositiveFloat = Field(20.0, description="largest time between a frame and the ego pose that places it, ms")
+    max_motion_error_m: PositiveFloat = Field(0.5, description="largest distance of a frame's pose from the trajectory at its time, m")
+    max_rig_rotation_deg: PositiveFloat = Field(5.0, description="largest rotation from the usual extrinsics of the same channel, degrees")
+    max_rig_position_m: PositiveFloat = Field(0.15, description="largest distance from the usual position of the same channel, m")
+    max_speed_mps: PositiveFloat = Field(45.0, description="largest plausible speed of an annotated object, m/s")
+    max_acceleration_mps2: PositiveFloat = Field(20.0, description="largest plausible change of an annotated velocity, m/s^2")
+    min_lidar_points: PositiveInt = Field(500, description="fewest returns of a plausible lidar sweep")
+    projection_samples: PositiveInt = Field(200, description="samples whose lidar points are counted in their boxes, evenly spread")
     fail_on: Literal["error", "warning", "never"] = Field("error", description="lowest severity that fails the stage")
 
 
@@ -91,6 +101,7 @@ class VectorizeConfig(Section):
     tolerance_px: PositiveFloat = Field(1.0, description="Douglas-Peucker tolerance, px")
     min_spur_px: PositiveFloat = Field(8.0, description="a dead end shorter than this, or than the line is wide, is a spur and is removed, px")
     max_gap_px: float = Field(12.0, ge=0.0, description="longest gap between two line ends that is bridged, px")
+    noise_px: int = Field(4, ge=0, description="specks and holes that fit into a square of this size are noise, px; 0 keeps all")
     min_area_px: float = Field(16.0, ge=0.0, description="areas and holes smaller than this are noise, px^2")
     raster_resolution_m: PositiveFloat = Field(0.1, description="size of a pixel of the data set's raster base map, m")
     tile_px: int = Field(2048, ge=64, le=16384, description="side of the tiles in which masks are read and traced, px")
@@ -358,6 +369,10 @@ class QuantizationConfig(Section):
 # --------------------------------------------------------------------------------------------------------------------- j6
 class J6Config(Section):
     chip: str = Field("j6m", description="chip profile: a name in pipeline/j6/chips or a path to a YAML file")
+    chip_overrides: dict[str, float | bool] = Field({}, description="numbers of the chip profile to replace, by quantity name")
+    optimize_level: Literal["O0", "O2"] = Field("O2", description="O0: one block an operator; O2: fuse epilogues and composites")
+    design_fps: PositiveFloat = Field(10.0, description="frame rate at which DDR bandwidth is reported, frames/s")
+    scenario: str | None = Field(None, description="conditions of p50/p99: path of a scenario YAML; null: the model alone on a nominal chip")
 
 
 # ------------------------------------------------------------------------------------------------------------------- gate
