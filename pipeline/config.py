@@ -362,7 +362,7 @@ class QuantizationConfig(Section):
     )
     rules: tuple[QuantRule, ...] = Field((), description="overrides by name pattern; two rules that disagree about a tensor are an error")
     promote_fraction: Fraction = Field(0.05, description="part of the int8 tensors that becomes int16: those whose quantization hurts the outputs most")
-    sensitivity_tensors: int = Field(200, ge=0, description="int8 tensors, worst by their own error, whose effect on the outputs is measured one by one")
+    sensitivity_tensors: int = Field(100, ge=0, description="int8 tensors, worst by their own error, whose effect on the outputs is measured one by one")
     threads: PositiveInt = Field(2, description="onnxruntime threads of calibration and analysis")
 
 

@@ -140,8 +140,8 @@ def test_the_shipped_rules_are_judged_on_reports_of_the_agreed_form(project_root
     contents = {
         "eval_float": {**heads, "times_prior": {"detection": 9.0, "map": 9.0, "occupancy": 3.5}},
         "eval_int8": heads,
-        "validation": {"errors": 0},
-        "profile": {"latency_ms": 20.0, "ddr_bytes_per_frame": 100_000_000},
+        "validation": {"counts": {"error": 0, "warning": 3}},
+        "profile": {"latency_ms": 20.0, "ddr_gbps_at_design_fps": 1.2, "conditions": {"p99_ms": 21.0}},
     }
     for name, content in contents.items():
         (reports / f"{name}.json").write_text(json.dumps(content))
