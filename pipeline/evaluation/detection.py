@@ -118,7 +118,7 @@ def _require_valid(sample_token: str, boxes: BoxPrediction) -> None:
 
 
 def submission(predictions: EvalBoxes) -> dict[str, Any]:
-    """The predictions as a nuScenes results file (camera only), which the devkit's DetectionEval loads."""
+    """Content of a nuScenes results file (camera only), which the devkit's DetectionEval loads."""
     fields = ("sample_token", "translation", "size", "rotation", "velocity", "detection_name", "detection_score", "attribute_name")
     meta = {"use_camera": True, "use_lidar": False, "use_radar": False, "use_map": False, "use_external": False}
     results = {token: [{name: getattr(box, name) for name in fields} for box in predictions[token]] for token in predictions.sample_tokens}

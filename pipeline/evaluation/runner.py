@@ -159,6 +159,8 @@ def headlines(report: dict[str, Any]) -> dict[str, float]:
     return {head: report[head][HEADLINES[head]] for head in TASKS if head in report}
 
 
-def ratios(values: dict[str, float], references: dict[str, float]) -> dict[str, float | None]:
-    """values / references, key by key, for the keys of both; None where the reference is 0."""
-    return {key: values[key] / references[key] if references[key] else None for key in values if key in references}
+def with_prior(report: dict[str, Any], prior: dict[str, Any]) -> dict[str, Any]:
+    """A report with that of the constant prior: `prior` holds its heads, `times_prior` headline ratios (None: prior is 0)."""
+    values, references = headlines(report), headlines(prior)
+    ratios = {head: values[head] / references[head] if references[head] else None for head in values if head in references}
+    return {**report, "prior": {head: prior[head] for head in ratios}, "times_prior": ratios}
