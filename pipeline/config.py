@@ -37,6 +37,8 @@ class SyntheticConfig(Section):
     samples_per_scene: int = Field(5, ge=2, description="key frames a scene, 0.5 s apart")
     image_width: int = Field(400, ge=64, le=1600, description="camera image width, px")
     image_height: int = Field(225, ge=36, le=900, description="camera image height, px")
+    jpeg_quality: int = Field(90, ge=50, le=100, description="JPEG quality of the camera images")
+    lidar_azimuth_steps: int = Field(720, ge=90, le=2160, description="lidar returns a turn and beam (32 beams); the real sensor has 1084")
 
 
 class DatasetConfig(Section):
@@ -355,7 +357,10 @@ class QuantizationConfig(Section):
     default_dtype: QuantDtype = Field("int8", description="activations that no other rule decides")
     grid_dtype: QuantDtype = Field("int16", description="everything between a GridSample grid and the matrix operator or graph input it comes from")
     output_dtype: QuantDtype = Field("int16", description="graph outputs, back to the operator that makes them")
-    op_dtypes: dict[str, QuantDtype] = Field(default_factory=dict, description="data type of the outputs of an ONNX operator type")
+    op_dtypes: dict[str, QuantDtype] = Field(
+        default_factory=lambda: {"Softmax": "int16"},
+        description="data type of the outputs of an ONNX operator type; softmax over many keys is mostly below half an int8 step",
+    )
     fixed_thresholds: dict[str, PositiveFloat] = Field(
         default_factory=lambda: {"Sigmoid": 1.0, "HardSigmoid": 1.0, "Softmax": 1.0, "Tanh": 1.0, "Sin": 1.0, "Cos": 1.0},
         description="range of operator types whose results are bounded by definition",

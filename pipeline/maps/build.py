@@ -22,6 +22,7 @@ from pipeline.maps.frames import FloatArray
 from pipeline.maps.store import write_index, write_labels
 from pipeline.maps.topology import LabelCounts, label_sample
 from pipeline.maps.vector_map import VectorMap
+from pipeline.maps.vectorize.base_map import LocationSamples
 from pipeline.maps.vectorize.geojson import load_geojson
 from pipeline.progress import track
 from pipeline.taxonomy import MAP_CLASSES
@@ -102,6 +103,14 @@ def scenes_of(index: Index) -> list[SceneSamples]:
         poses = np.array([row[token][1] for token in tokens], dtype=np.float64).reshape(-1, 4, 4)
         scenes.append(SceneSamples(name, row[tokens[0]][0], tuple(tokens), poses))
     return scenes
+
+
+def samples_by_location(index: Index) -> list[LocationSamples]:
+    """Positions of all samples by location, locations in alphabetic order."""
+    positions: dict[str, list[FloatArray]] = {}
+    for scene in scenes_of(index):
+        positions.setdefault(scene.location, []).append(scene.ego2global[:, :2, 3])
+    return [LocationSamples(location, np.concatenate(positions[location])) for location in sorted(positions)]
 
 
 def _label_scene(scene: SceneSamples, directory: Path, sources: MapSources, config: MapsConfig) -> list[LabelCounts] | None:

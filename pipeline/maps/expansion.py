@@ -59,7 +59,8 @@ class _Reader:
         dividers = [line for layer in ("road_divider", "lane_divider") for line in self._lines(layer)]
         crossings = [area for _, areas in self._areas("ped_crossing") for area in areas]
         lanes = [(token, area) for token, areas in self._areas("lane") for area in areas[:1]]
-        rings, boundary_source = self._boundary([area for _, area in lanes])
+        road, boundary_source = self._road([area for _, area in lanes])
+        rings = self._boundary(road)
         graph = build_lane_graph([token for token, _ in lanes], self._tokens("lane_connector"), self._connectivity())
         self.findings.count("lane_links_dangling", graph.dangling)
         self.findings.count("lane_links_named_by_one_end", graph.one_sided)
@@ -67,6 +68,7 @@ class _Reader:
             location=self.path.stem,
             dividers=LineSet.of(dividers),
             crossings=polygon_array(crossings),
+            road=road,
             boundary=LineSet.of(rings),
             lanes=polygon_array([area for _, area in lanes]),
             lane_edges=graph.edges,
@@ -75,17 +77,19 @@ class _Reader:
             findings=self.findings,
         )
 
-    def _boundary(self, lanes: list[shapely.Polygon]) -> tuple[list[FloatArray], str]:
-        """Rings of the road's edge and the layers they come from."""
+    def _road(self, lanes: list[shapely.Polygon]) -> tuple[shapely.Geometry, str]:
+        """The area of the road and the layers it comes from."""
         segments = [area for _, areas in self._areas("road_segment") for area in areas]
         if segments:
             areas, source = segments + lanes, "road_segment+lane"
         else:
             areas, source = [area for _, parts in self._areas("drivable_area") for area in parts], "drivable_area"
-        if not areas:
-            return [], "none"
-        rings = [drop_repeated_nodes(ring, self.tolerance_m) for ring in boundary_rings(shapely.union_all(areas))]
-        return [ring for ring in rings if len(ring) >= 4], source
+        return shapely.union_all(areas), source if areas else "none"
+
+    def _boundary(self, road: shapely.Geometry) -> list[FloatArray]:
+        """Rings of the road's edge; the union may have made new nodes close to old ones."""
+        rings = [drop_repeated_nodes(ring, self.tolerance_m) for ring in boundary_rings(road)]
+        return [ring for ring in rings if len(ring) >= 4]
 
     def _lines(self, layer: str) -> list[FloatArray]:
         """Polylines of a line layer, in file order."""

@@ -10,7 +10,7 @@ from pipeline.maps.lines import drop_repeated_nodes
 
 
 def clean_ring(points_m: FloatArray, tolerance_m: float) -> FloatArray | None:
-    """A closed ring (P, 2), first point repeated at the end, without nodes closer than `tolerance_m`; None if it has fewer than 3 corners."""
+    """A closed ring (P, 2), first point repeated, without nodes closer than `tolerance_m`; None if it has fewer than 3 corners."""
     opened = points_m[:-1] if len(points_m) > 1 and (points_m[0] == points_m[-1]).all() else points_m
     if len(opened) < 3:
         return None
@@ -37,7 +37,7 @@ def clean_polygons(shell_m: FloatArray, holes_m: list[FloatArray], tolerance_m: 
 def boundary_rings(area: shapely.Geometry) -> list[FloatArray]:
     """Closed rings (P, 2) of an area: shells counter-clockwise, holes clockwise, so the area is always on the left."""
     rings = []
-    for part in shapely.get_parts(area):
+    for part in polygon_parts(area):
         oriented = shapely.geometry.polygon.orient(part)
         rings += [np.asarray(ring.coords)[:, :2] for ring in (oriented.exterior, *oriented.interiors)]
     return rings

@@ -42,6 +42,7 @@ class VectorMap:
     location: str
     dividers: LineSet
     crossings: NDArray[np.object_]  # (C,)
+    road: shapely.Geometry  # the area that the boundary is the edge of
     boundary: LineSet
     lanes: NDArray[np.object_]  # (R,)
     lane_edges: NDArray[np.int64]  # (E, 2) indices of lanes

@@ -81,12 +81,14 @@ def load_geojson(path: Path) -> VectorMap:
     features = read_geojson(path)
     dividers = [points for name, points in features.lines if name == "divider"]
     crossings = [shapely.geometry.polygon.orient(area) for name, area in features.areas if name == "ped_crossing"]
-    rings = [ring for name, area in features.areas if name == "drivable_area" for ring in boundary_rings(area)]
+    road = shapely.union_all([area for name, area in features.areas if name == "drivable_area"])
+    rings = boundary_rings(road)
     present = {"divider": dividers, "ped_crossing": crossings, "boundary": rings}
     return VectorMap(
         location=path.stem,
         dividers=LineSet.of(dividers),
         crossings=polygon_array(crossings),
+        road=road,
         boundary=LineSet.of(rings),
         lanes=polygon_array([]),
         lane_edges=np.empty((0, 2), dtype=np.int64),

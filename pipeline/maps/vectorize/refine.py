@@ -1,0 +1,188 @@
+"""The refiner: from the network of a skeleton to the network of the drawing.
+
+A skeleton splits a junction of wide lines into several nodes, grows a spur from every bump, ends before the line does, and breaks where the
+paint does. In order: junction clusters are merged, spurs removed, junctions moved to where their lines meet, ends moved to the tips, gaps
+bridged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.spatial import cKDTree
+
+from pipeline.config import VectorizeConfig
+from pipeline.maps.frames import FloatArray
+from pipeline.maps.vectorize.ends import EndFit, fit_ends, mean_radius, retrace
+from pipeline.maps.vectorize.network import Network, NewPath, append, contract, dissolve
+from pipeline.maps.vectorize.skeleton import IntArray
+
+# (N,) x and y in pixels -> (N,) 1 on the drawing, 0 off it, -1 outside the mask.
+Lookup = Callable[[FloatArray], NDArray[np.int8]]
+# A cap narrower than this (half width, px) is a handful of pixels: its shape cannot be told.
+THINNEST_CAP_PX = 2.2
+# Share of the last half width of a line that is filled: 1 for a flat cap, pi / 4 for a round one.
+ROUND_CAP_FILL = 0.9
+
+
+def refine(network: Network, lookup: Lookup, config: VectorizeConfig) -> Network:
+    """Apply all steps. See the module's description.
+
+    Args:
+        network: from `network.from_skeleton`.
+        lookup: the mask the skeleton comes from.
+        config: thresholds in pixels.
+    """
+    network = merge_junctions(network)
+    network = remove_spurs(network, config.min_spur_px)
+    network = move_junctions(network)
+    network = move_ends(network, lookup)
+    network = bridge_gaps(network, config.max_gap_px)
+    return drop_crumbs(network, config.min_spur_px)
+
+
+def merge_junctions(network: Network) -> Network:
+    """Contract paths between two junctions whose inscribed circles overlap: they are one junction that the skeleton split."""
+    junction = network.degree >= 3
+    first, second = network.ends.T
+    reach = network.node_radius[first] + network.node_radius[second]
+    return dissolve(contract(network, junction[first] & junction[second] & (network.lengths <= reach)))
+
+
+def remove_spurs(network: Network, min_spur_px: float) -> Network:
+    """Remove dead ends at junctions that are shorter than `min_spur_px` or than the line is wide, until there are none.
+
+    A line that forks at its end loses both prongs and keeps its stem.
+    """
+    while True:
+        degree = network.degree
+        dead = degree[network.ends] == 1
+        at_junction = (degree[network.ends] >= 3).any(axis=1)
+        root_radius = np.where(dead[:, 0], network.node_radius[network.ends[:, 1]], network.node_radius[network.ends[:, 0]])
+        spur = dead.any(axis=1) & at_junction & (network.lengths < np.maximum(min_spur_px, 2.0 * root_radius))
+        if not spur.any():
+            return network
+        network = dissolve(network.select(~spur))
+
+
+def move_junctions(network: Network) -> Network:
+    """Move each junction to the point nearest to all its lines (least squares), seen from outside its inscribed circle.
+
+    The part of a path inside the circle, which the skeleton bends, is replaced by a straight piece. A junction whose lines are too parallel
+    to meet in a point stays where it is.
+    """
+    junction = network.degree >= 3
+    path, side = np.nonzero(junction[network.ends])
+    trim = np.ones_like(network.ends)
+    if len(path) == 0:
+        return retrace(network, network.node_xy, trim)
+    node = network.ends[path, side]
+    fit = fit_ends(network, path, side, skip_px=network.node_radius[node], window_px=np.maximum(6.0, 2.0 * network.node_radius[node]))
+    trim[path, side] = np.maximum(fit.skipped, 1)
+    xy = _meeting_points(node, fit, network.node_xy)
+    moved = np.hypot(*(xy - network.node_xy).T)
+    xy = np.where((moved <= np.maximum(2.0, network.node_radius))[:, None], xy, network.node_xy)
+    return retrace(network, xy, trim)
+
+
+def _meeting_points(node: IntArray, fit: EndFit, node_xy: FloatArray) -> FloatArray:
+    """For each node (N,) the least-squares meeting point of its fitted lines; its old place where they are nearly parallel."""
+    number = len(node_xy)
+    normal = np.stack([-fit.direction[:, 1], fit.direction[:, 0]], axis=1)
+    offset = (normal * fit.center).sum(axis=1)
+    xx, xy, yy = (np.bincount(node, weights=normal[:, a] * normal[:, b], minlength=number) for a, b in ((0, 0), (0, 1), (1, 1)))
+    bx, by = (np.bincount(node, weights=normal[:, a] * offset, minlength=number) for a in (0, 1))
+    determinant = xx * yy - xy * xy
+    solvable = determinant > 0.1  # two lines at 18 degrees, or the like
+    safe = np.where(solvable, determinant, 1.0)
+    met = np.stack([(yy * bx - xy * by) / safe, (xx * by - xy * bx) / safe], axis=1)
+    return np.where(solvable[:, None], met, node_xy)
+
+
+def move_ends(network: Network, lookup: Lookup) -> Network:
+    """Move each free end to where its line ends.
+
+    The line is cast on from behind the end, where the skeleton is still straight, to the first pixel off the drawing. A line that leaves the
+    mask ends at its border. A round cap reaches half a width beyond the end of its line, a flat one does not; the cap is judged by how
+    much of its square is filled, and on lines too thin to tell the mean of the two is taken.
+    """
+    path, side = np.nonzero(network.degree[network.ends] == 1)
+    if len(path) == 0:
+        return network
+    node = network.ends[path, side]
+    radius = mean_radius(network)[path]
+    fit = fit_ends(network, path, side, skip_px=radius + 1.0, window_px=np.maximum(6.0, 3.0 * radius))
+    old = ((network.node_xy[node] - fit.base) * fit.direction).sum(axis=1)
+    tip, at_border = _cast(fit, lookup, longest_px=float((old + 2.0 * radius).max()) + 3.0)
+    cap = np.where(at_border, 0.0, _cap_share(fit, tip, radius - 0.5, lookup) * (radius - 0.5))
+    reached = tip - cap
+    straight = tip >= old  # else the line bends away: the old end is the better one
+    xy = network.node_xy.copy()
+    xy[node[straight]] = (fit.base + reached[:, None] * fit.direction)[straight]
+    trim = np.ones_like(network.ends)
+    trim[path[straight], side[straight]] = np.maximum(fit.skipped, 1)[straight]
+    return retrace(network, xy, trim)
+
+
+def _cast(fit: EndFit, lookup: Lookup, longest_px: float) -> tuple[FloatArray, NDArray[np.bool_]]:
+    """Distance from each base along its direction to the end of the drawing, to a quarter of a pixel, and whether that is the mask's border."""
+    steps = np.arange(0.0, longest_px, 0.5)
+    seen = lookup((fit.base[:, None] + steps[:, None] * fit.direction[:, None]).reshape(-1, 2)).reshape(-1, len(steps))
+    off = seen != 1
+    off[:, -1] = True
+    first = off.argmax(axis=1)
+    return steps[first] - 0.25, seen[np.arange(len(first)), first] == -1
+
+
+def _cap_share(fit: EndFit, tip: FloatArray, half_width: FloatArray, lookup: Lookup) -> FloatArray:
+    """Part of the half width that the cap reaches beyond the line's end: 0 flat, 1 round, 0.5 where the line is too thin to tell."""
+    along, across = np.meshgrid(np.linspace(0.05, 0.95, 7), np.linspace(-0.95, 0.95, 9))
+    normal = np.stack([-fit.direction[:, 1], fit.direction[:, 0]], axis=1)
+    forward = tip[:, None] - along.ravel() * half_width[:, None]
+    sideways = across.ravel() * half_width[:, None]
+    at = fit.base[:, None] + forward[..., None] * fit.direction[:, None] + sideways[..., None] * normal[:, None]
+    filled = (lookup(at.reshape(-1, 2)) == 1).reshape(len(tip), -1).mean(axis=1)
+    return np.where(half_width < THINNEST_CAP_PX, 0.5, (filled < ROUND_CAP_FILL).astype(np.float64))
+
+
+def bridge_gaps(network: Network, max_gap_px: float) -> Network:
+    """Join free ends that face each other across at most `max_gap_px`, nearest first; each end is used once.
+
+    Both ends have to point along the gap, within 60 degrees where it is a few pixels and the direction is uncertain, within 25 degrees at the
+    longest gap. Two ends of one line are joined too, which closes it, if the line is longer than three gaps.
+    """
+    path, side = np.nonzero(network.degree[network.ends] == 1)
+    if max_gap_px <= 0 or len(path) < 2:
+        return network
+    node, lengths = network.ends[path, side], network.lengths
+    skip = np.zeros(len(path))
+    direction = fit_ends(network, path, side, skip_px=skip, window_px=np.full(len(path), 12.0)).direction
+    xy = network.node_xy[node]
+    pairs = cKDTree(xy).query_pairs(max_gap_px, output_type="ndarray")
+    if len(pairs) == 0:
+        return network
+    pairs = pairs[(path[pairs[:, 0]] != path[pairs[:, 1]]) | (lengths[path[pairs[:, 0]]] > 3.0 * max_gap_px)]
+    across = xy[pairs[:, 1]] - xy[pairs[:, 0]]
+    gap = np.maximum(np.hypot(*across.T), 1e-9)
+    ahead = (direction[pairs[:, 0]] * across).sum(axis=1) / gap
+    back = -(direction[pairs[:, 1]] * across).sum(axis=1) / gap
+    worst = np.cos(np.radians(60.0 - 35.0 * gap / max_gap_px))
+    fits = (np.minimum(ahead, back) >= worst) | (gap <= 1.5)
+    cost = gap * (3.0 - ahead - back)
+    used: set[int] = set()
+    bridges = []
+    for number in np.flatnonzero(fits)[np.argsort(cost[fits], kind="stable")].tolist():
+        first, second = pairs[number].tolist()
+        if not {first, second} & used:
+            used |= {first, second}
+            points = xy[[first, second]]
+            bridges.append(NewPath((int(node[first]), int(node[second])), points, network.node_radius[node[[first, second]]]))
+    return dissolve(append(network, bridges))
+
+
+def drop_crumbs(network: Network, min_length_px: float) -> Network:
+    """Remove paths that touch nothing and are shorter than `min_length_px`."""
+    crumb = (network.degree[network.ends] == 1).all(axis=1) & (network.lengths < min_length_px)
+    return network.select(~crumb)
