@@ -1,0 +1,136 @@
+"""Triangle soups with a colour and a material per triangle, and the primitive solids everything is built from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+Float32 = NDArray[np.float32]
+Colour = Sequence[float]
+
+
+class Material(IntEnum):
+    """How a triangle is coloured."""
+
+    GROUND = 0
+    """From the ground texture at the hit point."""
+    PLAIN = 1
+    """Its own colour."""
+    FACADE = 2
+    """Its own colour with a grid of windows."""
+    FOLIAGE = 3
+    """Its own colour, strongly mottled."""
+    MASONRY = 4
+    """Its own colour, mottled."""
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """T triangles: corners (T,3,3) in metres, linear RGB colours (T,3) in 0..1, materials (T,), Occ3D labels (T,)."""
+
+    triangles: Float32
+    colours: Float32
+    materials: NDArray[np.uint8]
+    labels: NDArray[np.uint8]
+
+    @staticmethod
+    def join(meshes: Sequence[Mesh]) -> Mesh:
+        """One mesh with the triangles of all, in order."""
+        return Mesh(*(np.concatenate([getattr(m, name) for m in meshes]) for name in ("triangles", "colours", "materials", "labels")))
+
+    def moved(self, x: float, y: float, z: float, yaw: float) -> Mesh:
+        """The mesh turned by `yaw` about z, then shifted."""
+        c, s = np.cos(yaw), np.sin(yaw)
+        rotation = np.array([[c, s, 0.0], [-s, c, 0.0], [0.0, 0.0, 1.0]])
+        triangles = (self.triangles @ rotation + np.array([x, y, z])).astype(np.float32)
+        return Mesh(triangles, self.colours, self.materials, self.labels)
+
+    def labelled(self, label: int) -> Mesh:
+        """The mesh with one Occ3D label."""
+        return Mesh(self.triangles, self.colours, self.materials, np.full(len(self.triangles), label, np.uint8))
+
+    def normals(self) -> Float32:
+        """Unit normals (T,3)."""
+        a, b, c = self.triangles[:, 0], self.triangles[:, 1], self.triangles[:, 2]
+        normal = np.cross(b - a, c - a)
+        return (normal / np.maximum(np.linalg.norm(normal, axis=1, keepdims=True), 1e-12)).astype(np.float32)
+
+    def surface_points(self, spacing_m: float) -> tuple[Float32, NDArray[np.int64]]:
+        """About one point per spacing_m^2, spread evenly: points (P,3) and the triangle of each (P,).
+
+        Barycentric coordinates follow the R2 low-discrepancy sequence (M. Roberts, 2018).
+        """
+        a, b, c = (self.triangles[:, i].astype(float) for i in range(3))
+        area = 0.5 * np.linalg.norm(np.cross(b - a, c - a), axis=1)
+        count = np.ceil(area / spacing_m**2).astype(int)
+        triangle = np.repeat(np.arange(len(count)), count)
+        rank = np.arange(len(triangle)) - np.repeat(np.cumsum(count) - count, count)
+        u, v = (0.5 + rank * 0.7548776662466927) % 1.0, (0.5 + rank * 0.5698402909980532) % 1.0
+        fold = u + v > 1.0
+        u, v = np.where(fold, 1.0 - u, u)[:, None], np.where(fold, 1.0 - v, v)[:, None]
+        points = a[triangle] + u * (b - a)[triangle] + v * (c - a)[triangle]
+        return points.astype(np.float32), triangle
+
+
+def soup(triangles: NDArray[np.floating], colour: Colour, material: Material = Material.PLAIN, label: int = 0) -> Mesh:
+    """A mesh of one colour from corners (T,3,3)."""
+    count = len(triangles)
+    colours = np.tile(np.asarray(colour, np.float32), (count, 1))
+    return Mesh(np.ascontiguousarray(triangles, np.float32), colours, np.full(count, material, np.uint8), np.full(count, label, np.uint8))
+
+
+def _ring_solid(rings: NDArray[np.floating]) -> NDArray[np.floating]:
+    """Triangles (T,3,3) of the closed solid through rings (R,N,3) of corners, capped at both ends."""
+    upper, lower = rings[1:], rings[:-1]
+    following = np.roll(rings, -1, axis=1)
+    sides = [np.stack([lower, following[:-1], following[1:]], axis=2), np.stack([lower, following[1:], upper], axis=2)]
+    walls = np.concatenate([side.reshape(-1, 3, 3) for side in sides])
+    caps = []
+    for ring, order in ((rings[0], (0, 2, 1)), (rings[-1], (0, 1, 2))):
+        fan = np.stack([np.broadcast_to(ring[0], ring[1:-1].shape), ring[1:-1], ring[2:]], axis=1)
+        caps.append(fan[:, order])
+    triangles = np.concatenate([walls, *caps])
+    area = np.linalg.norm(np.cross(triangles[:, 1] - triangles[:, 0], triangles[:, 2] - triangles[:, 0]), axis=1)
+    return triangles[area > 1e-9]
+
+
+def box(low: Sequence[float], high: Sequence[float], colour: Colour, material: Material = Material.PLAIN, label: int = 0) -> Mesh:
+    """An axis-aligned box between two corners."""
+    (x0, y0, z0), (x1, y1, z1) = low, high
+    ring = np.array([[x0, y0], [x1, y0], [x1, y1], [x0, y1]])
+    return soup(_ring_solid(np.stack([np.c_[ring, np.full(4, z)] for z in (z0, z1)])), colour, material, label)
+
+
+def extruded(profile_xz: Sequence[Sequence[float]], y0: float, y1: float, colour: Colour) -> Mesh:
+    """A convex side profile (N,2) of (x, z), clockwise seen from the left, stretched from y0 to y1."""
+    profile = np.asarray(profile_xz, float)
+    rings = np.stack([np.c_[profile[:, 0], np.full(len(profile), y), profile[:, 1]] for y in (y0, y1)])
+    return soup(_ring_solid(rings), colour)
+
+
+def lathe(
+    centre: Sequence[float], radii: Sequence[float], heights: Sequence[float], colour: Colour, sides: int = 8,
+    material: Material = Material.PLAIN, label: int = 0, axis: str = "z",
+) -> Mesh:  # fmt: skip
+    """A solid of revolution: `radii` at `heights` along `axis` from `centre` (cylinders, cones, rounded blobs)."""
+    angle = (np.arange(sides) + 0.5) * 2.0 * np.pi / sides
+    rings = np.stack([np.c_[r * np.cos(angle), r * np.sin(angle), np.full(sides, h)] for r, h in zip(radii, heights, strict=True)])
+    order = {"z": (0, 1, 2), "y": (1, 2, 0), "x": (2, 0, 1)}[axis]
+    return soup(_ring_solid(rings[..., order] + np.asarray(centre, float)), colour, material, label)
+
+
+def blob(centre: Sequence[float], radius: Sequence[float], colour: Colour, material: Material, label: int, rng: np.random.Generator) -> Mesh:
+    """A rough ellipsoid with the half-axes `radius`, for foliage and heads."""
+    tilt = np.linspace(-0.5 * np.pi, 0.5 * np.pi, 6)
+    angle = np.arange(8) * 2.0 * np.pi / 8
+    scale = rng.uniform(0.8, 1.0, (6, 8))
+    x = np.cos(tilt)[:, None] * np.cos(angle) * scale * radius[0] + centre[0]
+    y = np.cos(tilt)[:, None] * np.sin(angle) * scale * radius[1] + centre[1]
+    z = np.sin(tilt)[:, None] * np.ones(8) * radius[2] + centre[2]
+    mesh = soup(_ring_solid(np.stack([x, y, z], axis=-1)), colour, material, label)
+    shade = rng.uniform(0.8, 1.15, (len(mesh.triangles), 1)).astype(np.float32) if material == Material.FOLIAGE else np.float32(1.0)
+    return Mesh(mesh.triangles, mesh.colours * shade, mesh.materials, mesh.labels)

@@ -1,0 +1,156 @@
+"""Occupancy labels in the Occ3D-nuScenes layout, from the scene's surfaces and the rays of the sensors."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.dataset.synthetic.ground import Ground
+from pipeline.dataset.synthetic.mesh import Float32, Material
+from pipeline.dataset.synthetic.paths2d import Float
+from pipeline.dataset.synthetic.rig import Camera, Rig
+from pipeline.dataset.synthetic.world import Instant, World
+from pipeline.taxonomy import OCCUPANCY_FREE
+
+GRID_SHAPE = (200, 200, 16)
+GRID_ORIGIN_M = np.array([-40.0, -40.0, -1.0])
+VOXEL_M = 0.4
+
+_POINT_SPACING_M = 0.2
+_GROUND_LAYER = 2
+"""z index of the voxels from -0.2 to 0.2 m."""
+_REACH_M = 75.0
+
+
+@dataclass(frozen=True)
+class Surfaces:
+    """Points on the scene's surfaces: standing ones (P,3) in the tile frame with labels (P,), and each mover's in its own frame."""
+
+    points: Float32
+    labels: NDArray[np.uint8]
+    movers: dict[int, Float32]
+
+
+def sample_surfaces(world: World, centre_m: Float) -> Surfaces:
+    """Points about 0.2 m apart on everything but the ground, up to the grid's top and within 75 m of `centre_m` (2,)."""
+    static = world.mesh.triangles[: world.static_count]
+    middle = static.mean(axis=1)
+    near = np.linalg.norm(middle[:, :2] - centre_m, axis=1) < _REACH_M + 15.0
+    low = static[:, :, 2].min(axis=1) < GRID_ORIGIN_M[2] + GRID_SHAPE[2] * VOXEL_M
+    solid = world.mesh.materials[: world.static_count] != Material.GROUND
+    chosen = np.flatnonzero(near & low & solid)
+    part = type(world.mesh)(*(getattr(world.mesh, name)[chosen] for name in ("triangles", "colours", "materials", "labels")))
+    points, triangle = part.surface_points(_POINT_SPACING_M)
+    keep = (points[:, 2] < GRID_ORIGIN_M[2] + GRID_SHAPE[2] * VOXEL_M) & (np.linalg.norm(points[:, :2] - centre_m, axis=1) < _REACH_M)
+    movers = {k: world.actors[k].shape.mesh.surface_points(_POINT_SPACING_M)[0] for k in world.movers}
+    return Surfaces(points[keep], part.labels[triangle[keep]], movers)
+
+
+def voxelize(world: World, surfaces: Surfaces, instant: Instant, ego2tile: Float) -> NDArray[np.uint8]:
+    """Labels (200,200,16) in the ego frame: the class of the surface in each voxel, free (17) elsewhere.
+
+    Ground classes fill one layer of voxels, objects overwrite it. Interiors of solids are free: nothing sees them.
+    """
+    semantics = np.full(GRID_SHAPE, OCCUPANCY_FREE, np.uint8)
+    semantics[:, :, _GROUND_LAYER] = _ground_layer(world.ground, ego2tile)
+    _stamp(semantics, surfaces.points, surfaces.labels, ego2tile)
+    for k, points in surfaces.movers.items():
+        x, y, z, yaw = instant.poses[k]
+        c, s = np.cos(yaw), np.sin(yaw)
+        moved = points @ np.array([[c, s, 0], [-s, c, 0], [0, 0, 1]], np.float32) + np.array([x, y, z], np.float32)
+        _stamp(semantics, moved, world.actors[k].shape.mesh.labels[:1], ego2tile)
+    return semantics
+
+
+def _ground_layer(ground: Ground, ego2tile: Float) -> NDArray[np.uint8]:
+    centres = GRID_ORIGIN_M[0] + (np.arange(GRID_SHAPE[0]) + 0.5) * VOXEL_M
+    x, y = np.meshgrid(centres, centres, indexing="ij")
+    xy = np.stack([x.ravel(), y.ravel()], axis=1) @ ego2tile[:2, :2].T + ego2tile[:2, 3]
+    return ground.label_at(xy).reshape(GRID_SHAPE[:2])
+
+
+def _stamp(semantics: NDArray[np.uint8], points: Float32, labels: NDArray[np.uint8], ego2tile: Float) -> None:
+    """Write labels (P,) or (1,) into the voxels of tile-frame points (P,3), in place."""
+    local = (points - ego2tile[:3, 3].astype(np.float32)) @ ego2tile[:3, :3].astype(np.float32)
+    index, inside = voxel_index(local)
+    cells = index[inside]
+    semantics[cells[:, 0], cells[:, 1], cells[:, 2]] = labels if len(labels) == 1 else labels[inside]
+
+
+def voxel_index(points_m: NDArray[np.floating]) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
+    """Voxel indices (N,3) of ego-frame points (N,3) and whether each lies inside the grid (N,)."""
+    index = np.floor((points_m - GRID_ORIGIN_M.astype(np.float32)) * np.float32(1.0 / VOXEL_M)).astype(np.int32)
+    return index, ((index >= 0) & (index < GRID_SHAPE)).all(axis=1)
+
+
+class CameraMask:
+    """Which voxels the cameras see. The voxels in each camera's view are found once a scene, with a margin for the ego's motion."""
+
+    def __init__(self, rig: Rig) -> None:
+        axes = [GRID_ORIGIN_M[i] + (np.arange(GRID_SHAPE[i]) + 0.5) * VOXEL_M for i in range(3)]
+        self._centres = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, 3).astype(np.float32)
+        self._candidates = {}
+        for channel, camera in rig.cameras.items():
+            u, v, depth, _ = _project(self._centres, camera, np.linalg.inv(camera.mount.sensor2ego))
+            margin = 0.06 * camera.width
+            near = (depth > 0.1) & (u > -margin) & (u < camera.width + margin) & (v > -margin) & (v < camera.height + margin)
+            self._candidates[channel] = np.flatnonzero(near).astype(np.int32)
+
+    def see(self, mask: NDArray[np.uint8], semantics: NDArray[np.uint8], channel: str, camera: Camera, ego2camera: Float, range_m: Float32) -> None:
+        """Mark in `mask` the voxels that `channel` sees: their centre lies before the surface in its pixel (by range image (H,W)), or in it."""
+        index = self._candidates[channel]
+        u, v, depth, distance = _project(self._centres[index], camera, ego2camera)
+        column, row = np.rint(u).astype(np.int32), np.rint(v).astype(np.int32)
+        inside = (depth > 0.1) & (column >= 0) & (column < camera.width) & (row >= 0) & (row < camera.height)
+        index, distance = index[inside], distance[inside]
+        # A surface lies up to half a voxel's diagonal before the centre of its voxel.
+        slack = np.where(semantics.ravel()[index] != OCCUPANCY_FREE, np.float32(0.87 * VOXEL_M), np.float32(0.0))
+        seen = distance <= range_m[row[inside], column[inside]] + slack
+        mask.ravel()[index[seen]] = 1
+
+
+def _project(points: Float32, camera: Camera, ego2camera: Float) -> tuple[Float32, Float32, Float32, Float32]:
+    """Pixel coordinates u, v, depth and distance (N,) of ego-frame points (N,3)."""
+    local = points @ ego2camera[:3, :3].T.astype(np.float32) + ego2camera[:3, 3].astype(np.float32)
+    depth = local[:, 2]
+    safe = np.maximum(depth, np.float32(1e-3))
+    k = camera.intrinsics.astype(np.float32)
+    return k[0, 0] * local[:, 0] / safe + k[0, 2], k[1, 1] * local[:, 1] / safe + k[1, 2], depth, np.sqrt(np.einsum("ij,ij->i", local, local))
+
+
+def lidar_mask(points_m: Float32, origin_m: Float) -> NDArray[np.uint8]:
+    """Voxels (200,200,16) that the lidar's rays cross on the way from `origin_m` (3,) to their returns `points_m` (N,3), both in the ego frame."""
+    origin = origin_m.astype(np.float32)
+    offset = points_m - origin
+    distance = np.linalg.norm(offset, axis=1)
+    # Beyond this share of the ray it has left the grid for good (the sensor stands inside it).
+    limits = np.where(offset > 0, (GRID_ORIGIN_M + np.array(GRID_SHAPE) * VOXEL_M - origin), GRID_ORIGIN_M - origin)
+    leave = np.min(limits / np.where(np.abs(offset) < 1e-6, 1e-6, offset), axis=1, where=np.abs(offset) > 1e-6, initial=1.0)
+    reach = distance * np.clip(leave, 0.0, 1.0)
+    steps = np.ceil(reach / VOXEL_M).astype(np.int64) + 1
+    ray = np.repeat(np.arange(len(steps)), steps)
+    rank = np.arange(len(ray)) - np.repeat(np.cumsum(steps) - steps, steps)
+    share = np.minimum(rank * np.float32(VOXEL_M) / np.maximum(distance, 1e-6)[ray], 1.0).astype(np.float32)
+    crossed = np.concatenate([origin + offset[ray] * share[:, None], points_m])
+    index, inside = voxel_index(crossed)
+    mask = np.zeros(GRID_SHAPE, np.uint8)
+    cells = index[inside]
+    mask[cells[:, 0], cells[:, 1], cells[:, 2]] = 1
+    return mask
+
+
+def npz_bytes(arrays: dict[str, NDArray]) -> bytes:
+    """A compressed .npz archive whose bytes depend on the arrays only (members carry a fixed date)."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=2) as archive:
+        for name, array in arrays.items():
+            member = io.BytesIO()
+            np.lib.format.write_array(member, np.ascontiguousarray(array), allow_pickle=False)
+            info = zipfile.ZipInfo(f"{name}.npy", (1980, 1, 1, 0, 0, 0))
+            info.compress_type = zipfile.ZIP_DEFLATED
+            archive.writestr(info, member.getvalue(), compresslevel=2)
+    return buffer.getvalue()
