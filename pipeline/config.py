@@ -55,6 +55,8 @@ class DatasetConfig(Section):
     def _source_and_root(self) -> DatasetConfig:
         if (self.source == "nuscenes") != (self.dataroot is not None):
             raise ValueError(f"dataroot is {self.dataroot!r}: it must be set for source 'nuscenes' and only then (source is {self.source!r})")
+        if self.source == "synthetic" and self.version != "v1.0-synthetic":
+            raise ValueError(f"version is {self.version!r}: the embedded data set is v1.0-synthetic (or set source 'nuscenes' and dataroot)")
         return self
 
 

@@ -3,7 +3,7 @@
 The first of these that applies:
 
 1. `dataset.val_scenes` of params.yaml: those scenes are held out, all others train.
-2. `<dataroot>/<version>/splits.json`, the devkit's custom splits, with the keys "train" and "val".
+2. `<dataroot>/<version>/splits.json`, the devkit's custom splits: one split named train or *_train, one named val or *_val.
 3. The devkit's predefined splits (mini_train and mini_val for versions that end in "mini", else train and val), if both have scenes here.
 4. The last fifth of the scenes by time, at least one, is held out.
 
@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pipeline.errors import ConfigError, file_error
 from pipeline.io import read_json
@@ -72,18 +73,25 @@ def _from_params(scenes: Sequence[str], val_scenes: Sequence[str]) -> Splits:
 
 def _from_file(scenes: Sequence[str], path: Path) -> Splits:
     stored = read_json(path)
-    if not isinstance(stored, Mapping) or not all(isinstance(stored.get(key), list) for key in ("train", "val")):
-        raise file_error(path, 'must hold {"train": [scene names], "val": [scene names]}')
-    names = [*stored["train"], *stored["val"]]
+    train, val = (_one_split(stored, path, name) for name in ("train", "val"))
+    names = [*train, *val]
     unknown = [name for name in names if name not in scenes]
     if unknown:
         raise file_error(path, f"scene {unknown[0]!r} is not a scene with samples; scenes: {_some(scenes)}")
     if len(set(names)) != len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise file_error(path, f"scene {twice!r} is listed twice: no scene may be trained on and held out")
-    if not stored["train"] or not stored["val"]:
+    if not train or not val:
         raise file_error(path, "train and val must both have scenes")
-    return Splits(tuple(stored["train"]), tuple(stored["val"]), "splits.json")
+    return Splits(tuple(train), tuple(val), "splits.json")
+
+
+def _one_split(stored: Any, path: Path, name: str) -> list[str]:
+    """The scenes of the split `name` or `*_name`."""
+    found = [key for key in stored if key == name or key.endswith(f"_{name}")] if isinstance(stored, Mapping) else []
+    if len(found) != 1 or not isinstance(stored[found[0]], list):
+        raise file_error(path, f'must hold one list of scene names called "{name}" or "*_{name}", has {len(found)}')
+    return stored[found[0]]
 
 
 def _from_devkit(scenes: Sequence[str], version: str) -> Splits | None:

@@ -43,7 +43,9 @@ def run(config: Config, paths: Paths) -> Result:
     if config.dataset.source == "synthetic":
         from pipeline.dataset.synthetic import generate
 
-        generate(config.dataset.synthetic, paths.synthetic_dataroot, config.dataset.version, config.execution.workers)
+        generate(config.dataset.synthetic, paths.synthetic_dataroot, config.execution.workers)
+    # An output of the stage in dvc.yaml, so it exists for every source. It is never emptied: a user's own data may lie there.
+    paths.synthetic_dataroot.mkdir(parents=True, exist_ok=True)
     description = describe(config.dataset, paths)
     write_json(paths.dataset_json, description)
     counts = description["counts"]

@@ -163,11 +163,14 @@ def test_unknown_held_out_scene_is_named(tmp_path: Path) -> None:
 
 def test_splits_file_of_the_data_set(tmp_path: Path) -> None:
     (tmp_path / "v").mkdir()
-    write_json(tmp_path / "v" / "splits.json", {"train": ["s0"], "val": ["s9"]})
+    write_json(tmp_path / "v" / "splits.json", {"own_train": ["s0"], "own_val": ["s9"]})
     splits = resolve_splits(SCENES, (), tmp_path, "v")
     assert (splits.train, splits.val) == (("s0",), ("s9",))
     write_json(tmp_path / "v" / "splits.json", {"train": ["s0"], "val": ["s0"]})
     with pytest.raises(DataError, match="'s0' is listed twice"):
+        resolve_splits(SCENES, (), tmp_path, "v")
+    write_json(tmp_path / "v" / "splits.json", {"train": ["s0"], "validation": ["s1"]})
+    with pytest.raises(DataError, match=r"splits\.json: must hold one list of scene names called \"val\""):
         resolve_splits(SCENES, (), tmp_path, "v")
 
 
