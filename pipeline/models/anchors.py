@@ -1,0 +1,101 @@
+"""Anchors from the training labels by k-means: box centres for detection, control points for the map.
+
+Same labels and seed give the same anchors. Where there are fewer labels than anchors, the rest is filled with a regular layout, so that a data set of one sample still builds a model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.cluster.vq import kmeans2
+
+from pipeline.config import ModelConfig
+from pipeline.models import bspline
+from pipeline.models.heads.detection import BOX_STATE
+
+Floats = NDArray[np.float32]
+# Width, length and height of a middling object: anchors say where, not what.
+TYPICAL_SIZE_WLH_M = (1.5, 3.0, 1.6)
+KMEANS_ITERATIONS = 20
+
+
+@dataclass(frozen=True)
+class Anchors:
+    """boxes (N, 11) box states; polylines (Q, 6, 3) control points, metres. Both in the BEV frame."""
+
+    boxes: Floats
+    polylines: Floats
+
+
+def build_anchors(config: ModelConfig, centers_m: Floats, polylines_m: Sequence[Floats], seed: int) -> Anchors:
+    """Anchors for a data set.
+
+    Args:
+        config: model section of the parameters.
+        centers_m: (M, 3) centres of all training boxes.
+        polylines_m: training map elements, each (P, 2).
+        seed: seed of k-means.
+    """
+    return Anchors(box_anchors(config, centers_m, seed), polyline_anchors(config, polylines_m, seed))
+
+
+def box_anchors(config: ModelConfig, centers_m: Floats, seed: int) -> Floats:
+    """(N, 11): the fixed anchors first, then those of the temporal slots. Both sets cover the labels by themselves."""
+    temporal = config.detection.temporal_instances
+    fixed = _box_set(config, centers_m, config.detection.anchors - temporal, seed)
+    return np.concatenate([fixed, _box_set(config, centers_m, temporal, seed + 1)])
+
+
+def _box_set(config: ModelConfig, centers_m: Floats, count: int, seed: int) -> Floats:
+    spread = np.stack([_regular(config.view.x_range_m, count), _shuffled(_regular(config.view.y_range_m, count), seed)], axis=1)
+    spread = np.concatenate([spread, np.full((count, 1), 0.8)], axis=1)
+    boxes = np.zeros((count, BOX_STATE), dtype=np.float32)
+    boxes[:, :3] = _cluster(centers_m, spread, seed)
+    boxes[:, 3:6] = np.log(TYPICAL_SIZE_WLH_M)
+    boxes[:, 7] = 1.0  # heading along x
+    return boxes
+
+
+def polyline_anchors(config: ModelConfig, polylines_m: Sequence[Floats], seed: int) -> Floats:
+    """(Q, 6, 3) control points, on the ground."""
+    count = config.map.num_query
+    fit = bspline.fit_matrix(config.map.sample_points, config.map.spline_degree)
+    labels = np.stack([fit @ resample(line, config.map.sample_points) for line in polylines_m]) if len(polylines_m) else np.zeros((0, 6, 2))
+    along = np.linspace(-15.0, 15.0, bspline.CONTROL_POINTS)
+    spread = np.stack([np.tile(along, (count, 1)), np.tile(_regular((-15.0, 15.0), count)[:, None], bspline.CONTROL_POINTS)], axis=-1)
+    flat = _cluster(labels.reshape(len(labels), bspline.CONTROL_POINTS * 2), spread.reshape(count, -1), seed)
+    ground = np.zeros((count, bspline.CONTROL_POINTS, 1), dtype=np.float32)
+    return np.concatenate([flat.reshape(count, bspline.CONTROL_POINTS, 2), ground], axis=-1).astype(np.float32)
+
+
+def resample(line_m: Floats, points: int) -> Floats:
+    """(P, D) polyline -> (points, D) at equal arc length, both ends included."""
+    lengths = np.linalg.norm(np.diff(line_m, axis=0), axis=1)
+    distance = np.concatenate([[0.0], np.cumsum(lengths)])
+    at = np.linspace(0.0, distance[-1], points)
+    return np.stack([np.interp(at, distance, line_m[:, axis]) for axis in range(line_m.shape[1])], axis=1).astype(np.float32)
+
+
+def _cluster(labels: NDArray[np.floating], spread: NDArray[np.floating], seed: int) -> Floats:
+    """`len(spread)` k-means centres of `labels`; rows of `spread` where there are too few labels or a cluster ran empty."""
+    count = len(spread)
+    if len(labels) < 2 * count:
+        known = np.asarray(labels, dtype=np.float64)[:count].reshape(-1, spread.shape[1])
+        return np.concatenate([known, spread[len(known) :]]).astype(np.float32)
+    random = np.random.default_rng(seed)
+    centers, owner = kmeans2(np.asarray(labels, dtype=np.float64), count, iter=KMEANS_ITERATIONS, minit="++", missing="warn", rng=random)
+    empty = np.bincount(owner, minlength=count) == 0
+    centers[empty] = spread[empty]
+    return centers.astype(np.float32)
+
+
+def _regular(bounds_m: tuple[float, float], count: int) -> NDArray[np.float64]:
+    low, high = bounds_m
+    return low + (np.arange(count) + 0.5) * (high - low) / max(count, 1)
+
+
+def _shuffled(values: NDArray[np.float64], seed: int) -> NDArray[np.float64]:
+    return np.random.default_rng(seed).permutation(values)

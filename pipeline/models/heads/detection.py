@@ -1,0 +1,162 @@
+"""Sparse detection head, after Sparse4D v2 (Lin et al., arXiv 2305.14018): anchors sample features at key points, talk to each other, and are refined layer by layer.
+
+A box state is 11 numbers: x, y, z (m), log width, log length, log height, sin yaw, cos yaw, vx, vy (m/s) and vz (m/s), all in the BEV frame. The head takes the state of all N
+instances (anchors and features) as inputs and returns the refined one; what becomes of it before the next frame is the host's business (`instance_bank`).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from pipeline.config import ModelConfig
+from pipeline.models.heads.decoder import FeatureSampler, FeedForward, InstanceAttention, WeightedAggregation, prior_bias
+from pipeline.taxonomy import DETECTION_CLASSES
+
+BOX_STATE = 11
+# Brings each number of the state to about one: tens of metres, decades of size, metres per second.
+STATE_SCALE = (1 / 32, 1 / 32, 0.25, 0.5, 0.5, 0.5, 1.0, 1.0, 0.1, 0.1, 0.1)
+SMALLEST_REACH_M = 1.0
+
+
+class BoxEncoder(nn.Module):
+    """Box state to an embedding: position, size, heading and velocity are encoded apart and added."""
+
+    state_scale: Tensor
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.register_buffer("state_scale", torch.tensor(STATE_SCALE), persistent=False)
+        self.position, self.size = FeedForward(3, channels), FeedForward(3, channels)
+        self.heading, self.velocity = FeedForward(2, channels), FeedForward(3, channels)
+
+    def forward(self, boxes: Tensor) -> Tensor:
+        """(B, N, 11) -> (B, N, C)."""
+        state = (boxes * self.state_scale).clamp(-4.0, 4.0)
+        position, size, heading, velocity = state.split((3, 3, 2, 3), dim=-1)
+        return self.position(position) + self.size(size) + self.heading(heading) + self.velocity(velocity)
+
+
+def key_point_pattern(points: int) -> Tensor:
+    """(P, 3) first offsets in units of the box (forward, left, up): centre and foot, then rings on the ground around them."""
+    ring = torch.arange(points, dtype=torch.float32) * (2 * torch.pi / max(points - 2, 1))
+    radius = torch.where(torch.arange(points) % 2 == 0, 0.5, 1.0)
+    pattern = torch.stack([radius * ring.cos(), radius * ring.sin(), torch.full((points,), -0.3)], dim=-1)
+    pattern[0] = 0.0
+    if points > 1:
+        pattern[1] = torch.tensor([0.0, 0.0, -0.5])
+    return pattern
+
+
+class KeyPoints(nn.Module):
+    """Points of a box, by a linear offset from the instance feature, scaled by the box and turned with it."""
+
+    def __init__(self, channels: int, points: int) -> None:
+        super().__init__()
+        self.points = points
+        self.offset = nn.Linear(channels, points * 3)
+        nn.init.zeros_(self.offset.weight)
+        self.offset.bias.data.copy_(key_point_pattern(points).reshape(-1))
+
+    def forward(self, instance: Tensor, boxes: Tensor) -> Tensor:
+        """(B, N, C), (B, N, 11) -> (B, N, P, 3) in metres."""
+        batch, instances, _ = boxes.shape
+        offset = self.offset(instance).clamp(-3.0, 3.0).reshape(batch, instances, self.points, 3)
+        size_m = boxes[..., 3:6].clamp(-2.0, 3.0).exp().clamp(min=SMALLEST_REACH_M).unsqueeze(2)
+        forward, left, up = offset[..., 0] * size_m[..., 1], offset[..., 1] * size_m[..., 0], offset[..., 2] * size_m[..., 2]
+        sin, cos = boxes[..., 6:7].clamp(-1.0, 1.0), boxes[..., 7:8].clamp(-1.0, 1.0)
+        turned = torch.stack([forward * cos - left * sin, forward * sin + left * cos, up], dim=-1)
+        return boxes[..., :3].unsqueeze(2) + turned
+
+
+class DetectionLayer(nn.Module):
+    """One round: attention between instances, sampling, feed-forward, then class scores and a refined box."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        head, channels = config.detection, config.neck.channels
+        self.attention = InstanceAttention(channels)
+        self.norm_attention = nn.LayerNorm(channels)
+        self.key_points = KeyPoints(channels, head.key_points)
+        self.sampler = FeatureSampler(config, head.sample_bev)
+        self.from_cameras = WeightedAggregation(channels, head.key_points, head.groups)
+        self.from_bev = WeightedAggregation(channels, head.key_points, head.groups) if head.sample_bev else None
+        self.bev_in = nn.Conv2d(config.view.channels, channels, 1) if head.sample_bev else None
+        self.merge = nn.Linear(channels * (2 if head.sample_bev else 1), channels)
+        self.norm_sample = nn.LayerNorm(channels)
+        self.feed_forward = FeedForward(channels, channels)
+        self.norm_out = nn.LayerNorm(channels)
+        self.classify = nn.Linear(channels, len(DETECTION_CLASSES))
+        nn.init.constant_(self.classify.bias, prior_bias(0.02))
+        self.refine = Refinement(channels, head.velocity_refinement)
+
+    def forward(
+        self, instance: Tensor, boxes: Tensor, embedding: Tensor, feature: Tensor, bev: Tensor, ego2img: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Instances (B, N, C), boxes (B, N, 11) -> instances, class logits (B, N, 10), boxes."""
+        instance = self.norm_attention(instance + self.attention(instance, embedding))
+        query = instance + embedding
+        points_m = self.key_points(query, boxes)
+        found = self.from_cameras(self.sampler.cameras(points_m, feature, ego2img), query)
+        if self.from_bev is not None and self.bev_in is not None:
+            found_bev = self.from_bev(self.sampler.bird_eye(points_m, self.bev_in(bev)), query)
+            found = torch.cat([found, found_bev], dim=-1)
+        instance = self.norm_sample(instance + self.merge(found))
+        instance = self.norm_out(instance + self.feed_forward(instance))
+        return instance, self.classify(instance), self.refine(instance + embedding, boxes)
+
+
+class Refinement(nn.Module):
+    """Adds a correction to the box state; velocity has its own block, which can be left out."""
+
+    def __init__(self, channels: int, velocity: bool) -> None:
+        super().__init__()
+        self.box = FeedForward(channels, BOX_STATE - 3, hidden=2 * channels)
+        self.velocity = FeedForward(channels, 3, hidden=channels) if velocity else None
+        for branch in (self.box, self.velocity):
+            if branch is not None:
+                nn.init.zeros_(branch[-1].weight)
+                nn.init.zeros_(branch[-1].bias)
+
+    def forward(self, instance: Tensor, boxes: Tensor) -> Tensor:
+        """(B, N, C), (B, N, 11) -> (B, N, 11)."""
+        change = self.box(instance)
+        state = boxes[..., : BOX_STATE - 3] + change
+        velocity = boxes[..., BOX_STATE - 3 :]
+        if self.velocity is not None:
+            velocity = velocity + self.velocity(instance)
+        return torch.cat([state, velocity], dim=-1)
+
+
+class DetectionHead(nn.Module):
+    """All layers."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.encode = BoxEncoder(config.neck.channels)
+        self.layers = nn.ModuleList(DetectionLayer(config) for _ in range(config.detection.layers))
+
+    def forward(
+        self, anchors: Tensor, features: Tensor, feature: Tensor, bev: Tensor, ego2img: Tensor
+    ) -> tuple[list[Tensor], list[Tensor], Tensor]:
+        """Refine the instances.
+
+        Args:
+            anchors: (B, N, 11) box states.
+            features: (B, N, C) instance features, zero for fixed anchors.
+            feature: (B * 6, C, Hf, Wf) image features.
+            bev: (B, Cb, Y, X).
+            ego2img: (B, 6, 4, 4), pixels of the network input.
+
+        Returns:
+            Class logits (B, N, 10) and boxes (B, N, 11) of every layer, and the last instance features (B, N, C).
+        """
+        logits, boxes = [], [anchors]
+        instance = features
+        for layer in self.layers:
+            # Each layer learns its own correction; gradients through the previous layer's boxes would make a chain of them unstable (Sparse4D, deformable DETR).
+            reference = boxes[-1].detach()
+            instance, scores, refined = layer(instance, reference, self.encode(reference), feature, bev, ego2img)
+            logits.append(scores)
+            boxes.append(refined)
+        return logits, boxes[1:], instance

@@ -1,0 +1,110 @@
+"""Sparse map head: polyline anchors that feel along themselves for the line and pull their spline onto it.
+
+The queries and outputs follow MapTR (Liao et al., ICLR 2023); an element is a class and 20 numbers: six control points x, y, z (m, BEV frame) of a clamped B-spline and two
+attributes, the logit of "closed" and the logit of the localisation quality. Each of the points along the curve samples the features where it stands and proposes its own shift; a
+constant least-squares matrix turns the shifts of the points into shifts of the control points, so that what is learned is local and the same everywhere.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from pipeline.config import ModelConfig
+from pipeline.models import bspline
+from pipeline.models.heads.decoder import POINT_SCALE_M, FeatureSampler, FeedForward, InstanceAttention, WeightedAggregation, prior_bias
+from pipeline.taxonomy import MAP_CLASSES
+
+CONTROL_NUMBERS = bspline.CONTROL_POINTS * 3
+ATTRIBUTES = 2
+MAP_STATE = CONTROL_NUMBERS + ATTRIBUTES
+
+
+class MapLayer(nn.Module):
+    """One round: attention between elements, sampling along the curve, then class, attributes and a pulled curve."""
+
+    basis: Tensor
+    fit: Tensor
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        head, channels = config.map, config.neck.channels
+        points = head.sample_points
+        self.register_buffer("basis", torch.from_numpy(bspline.basis(points, head.spline_degree)), persistent=False)
+        self.register_buffer("fit", torch.from_numpy(bspline.fit_matrix(points, head.spline_degree)), persistent=False)
+        self.attention = InstanceAttention(channels)
+        self.norm_attention = nn.LayerNorm(channels)
+        self.sampler = FeatureSampler(config, head.sample_bev)
+        self.point_cameras = nn.Linear(channels, channels)
+        self.point_bev = nn.Linear(config.view.channels, channels) if head.sample_bev else None
+        self.norm_point = nn.LayerNorm(channels)
+        self.aggregate = WeightedAggregation(channels, points, 1)
+        self.merge = nn.Linear(channels, channels)
+        self.norm_sample = nn.LayerNorm(channels)
+        self.feed_forward = FeedForward(channels, channels)
+        self.norm_out = nn.LayerNorm(channels)
+        self.classify = nn.Linear(channels, len(MAP_CLASSES))
+        nn.init.constant_(self.classify.bias, prior_bias(0.05))
+        self.attributes = nn.Linear(channels, ATTRIBUTES)
+        self.pull_point, self.pull_instance = nn.Linear(channels, channels), nn.Linear(channels, channels)
+        self.pull_out = nn.Linear(channels, 3)
+        nn.init.zeros_(self.pull_out.weight)
+        nn.init.zeros_(self.pull_out.bias)
+
+    def forward(
+        self, instance: Tensor, control_m: Tensor, embedding: Tensor, feature: Tensor, bev: Tensor, ego2img: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Instances (B, Q, C), control points (B, Q, 6, 3) -> instances, class logits (B, Q, 3), control points, attributes (B, Q, 2)."""
+        instance = self.norm_attention(instance + self.attention(instance, embedding))
+        points_m = self.basis @ control_m  # (B, Q, P, 3)
+        point = self._sample(points_m, feature, bev, ego2img)  # (B, Q, P, C)
+        found = self.aggregate(point.permute(0, 3, 1, 2), instance + embedding)
+        instance = self.norm_sample(instance + self.merge(found))
+        instance = self.norm_out(instance + self.feed_forward(instance))
+        pull = torch.relu(self.pull_point(point) + self.pull_instance(instance + embedding).unsqueeze(2))
+        control_m = control_m + self.fit @ self.pull_out(pull)
+        return instance, self.classify(instance), control_m, self.attributes(instance)
+
+    def _sample(self, points_m: Tensor, feature: Tensor, bev: Tensor, ego2img: Tensor) -> Tensor:
+        point = self.point_cameras(self.sampler.cameras(points_m, feature, ego2img).permute(0, 2, 3, 1))
+        if self.point_bev is not None:
+            point = point + self.point_bev(self.sampler.bird_eye(points_m, bev).permute(0, 2, 3, 1))
+        return self.norm_point(point)
+
+
+class MapHead(nn.Module):
+    """All layers, and the anchors: control points that training does not move."""
+
+    anchors: Tensor
+
+    def __init__(self, config: ModelConfig, anchors: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("anchors", anchors.reshape(1, config.map.num_query, bspline.CONTROL_POINTS, 3))
+        self.encode = FeedForward(CONTROL_NUMBERS, config.neck.channels)
+        self.layers = nn.ModuleList(MapLayer(config) for _ in range(config.map.layers))
+
+    def forward(self, feature: Tensor, bev: Tensor, ego2img: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        """Find the map elements.
+
+        Args:
+            feature: (B * 6, C, Hf, Wf) image features.
+            bev: (B, Cb, Y, X).
+            ego2img: (B, 6, 4, 4), pixels of the network input.
+
+        Returns:
+            Class logits (B, Q, 3) and element states (B, Q, 20) of every layer.
+        """
+        batch = ego2img.shape[0]
+        control_m = self.anchors if batch == 1 else self.anchors.expand(batch, -1, -1, -1)
+        instance = self.embed(control_m)
+        logits, states = [], []
+        for layer in self.layers:
+            reference = control_m.detach()
+            instance, scores, control_m, attributes = layer(instance, reference, self.embed(reference), feature, bev, ego2img)
+            logits.append(scores)
+            states.append(torch.cat([control_m.flatten(2), attributes], dim=-1))
+        return logits, states
+
+    def embed(self, control_m: Tensor) -> Tensor:
+        """(B, Q, 6, 3) -> (B, Q, C)."""
+        return self.encode(control_m.flatten(2) * (2 / POINT_SCALE_M))

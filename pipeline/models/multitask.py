@@ -1,0 +1,91 @@
+"""The multi-task network: six cameras to boxes, map elements and occupancy.
+
+    images -> HENet -> MMFPN -> view transform -> BEV feature
+                          |            |-> detection head (+ temporal state in and out)
+                          '------------|-> map head
+                                       '-> occupancy head
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from pipeline.config import ModelConfig
+from pipeline.models.anchors import Anchors
+from pipeline.models.heads.detection import DetectionHead
+from pipeline.models.heads.map import MapHead
+from pipeline.models.heads.occupancy import OccupancyHead
+from pipeline.models.henet import HENet
+from pipeline.models.mmfpn import MMFPN
+from pipeline.models.view_transform import ViewTransform
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Inputs of B samples; shapes and units in docs/architecture.md, with a leading B (images: B * 6)."""
+
+    images: Tensor  # (B * 6, 3, H, W) normalised
+    ego2img: Tensor  # (B, 6, 4, 4)
+    point_map_feature: Tensor  # (B, K, Y, X, 2)
+    point_map_depth: Tensor  # (B, K, Y, X, 2)
+    det_anchors: Tensor  # (B, N, 11)
+    det_features: Tensor  # (B, N, C)
+
+
+@dataclass
+class Outputs:
+    """Outputs of B samples. Lists hold one entry a decoder layer; the last one counts. A head that is not built leaves its fields empty."""
+
+    image_features: dict[int, Tensor]
+    bev: Tensor
+    depth_logits: Tensor
+    det_logits: list[Tensor] = field(default_factory=list)  # (B, N, 10)
+    det_boxes: list[Tensor] = field(default_factory=list)  # (B, N, 11)
+    det_features: Tensor | None = None  # (B, N, C)
+    map_logits: list[Tensor] = field(default_factory=list)  # (B, Q, 3)
+    map_states: list[Tensor] = field(default_factory=list)  # (B, Q, 20)
+    occupancy_logits: Tensor | None = None  # (B, V, 18)
+
+
+class MultitaskModel(nn.Module):
+    """Shared features and the heads of `config.tasks`."""
+
+    def __init__(self, config: ModelConfig, anchors: Anchors) -> None:
+        super().__init__()
+        self.config = config
+        self.backbone = HENet(config.backbone)
+        self.neck = MMFPN(config.backbone.widths, config.neck)
+        self.view_transform = ViewTransform(config.neck.channels, config.view)
+        self.detection = DetectionHead(config) if "detection" in config.tasks else None
+        self.map = MapHead(config, torch.from_numpy(anchors.polylines)) if "map" in config.tasks else None
+        self.occupancy = OccupancyHead(config) if "occupancy" in config.tasks else None
+        self.register_buffer("box_anchors", torch.from_numpy(anchors.boxes))  # (N, 11); saved with the model, used by the instance bank on the host
+
+    def shared(self, inputs: Inputs) -> Outputs:
+        """What all heads build on: image features, BEV feature, depth."""
+        features = self.neck(self.backbone(inputs.images))
+        lifted = features[self.config.view.feature_stride]
+        bev, depth_logits = self.view_transform(lifted, inputs.point_map_feature, inputs.point_map_depth)
+        return Outputs(features, bev, depth_logits)
+
+    def forward(self, inputs: Inputs) -> Outputs:
+        """Run all heads."""
+        return self.heads(self.shared(inputs), inputs)
+
+    def heads(self, outputs: Outputs, inputs: Inputs) -> Outputs:
+        """Fill in the heads' fields of `outputs`."""
+        config, bev = self.config, outputs.bev
+        if self.detection is not None:
+            feature = outputs.image_features[config.detection.feature_stride]
+            outputs.det_logits, outputs.det_boxes, outputs.det_features = self.detection(
+                inputs.det_anchors, inputs.det_features, feature, bev, inputs.ego2img
+            )
+        if self.map is not None:
+            feature = outputs.image_features[config.map.feature_stride]
+            outputs.map_logits, outputs.map_states = self.map(feature, bev, inputs.ego2img)
+        if self.occupancy is not None:
+            outputs.occupancy_logits = self.occupancy(bev)
+        return outputs

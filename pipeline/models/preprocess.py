@@ -1,0 +1,16 @@
+"""Normalisation of the images: the same at training, calibration and on the chip, and written into models/contract.json."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+# Mean and standard deviation of ImageNet RGB images in 0..255, the convention of the reference model.
+MEAN_RGB = (123.675, 116.28, 103.53)
+STD_RGB = (58.395, 57.12, 57.375)
+
+
+def normalise(images_rgb: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """(..., H, W, 3) RGB, 0 to 255 -> (..., 3, H, W) float32 with mean 0 and deviation 1 over ImageNet."""
+    mean, std = np.float32(MEAN_RGB), np.float32(STD_RGB)
+    return np.ascontiguousarray(np.moveaxis((images_rgb.astype(np.float32) - mean) / std, -1, -3))

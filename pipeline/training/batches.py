@@ -1,0 +1,133 @@
+"""Training batches: B streams of samples in scene order, augmented, with their targets.
+
+Everything random is drawn from (seed, step, slot) or, for the augmentation of a pass over a scene, from (seed, step at which the pass began, slot). A run that is resumed at step s
+therefore sees what an uninterrupted run sees, without any generator state to be saved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pipeline.config import Config
+from pipeline.dataset.images import ImageStore, network_ego2img
+from pipeline.dataset.index import Index
+from pipeline.dataset.records import SampleRecord
+from pipeline.dataset.stream import StreamItem, epoch_batches, segments
+from pipeline.models.point_maps import point_maps
+from pipeline.models.preprocess import normalise
+from pipeline.training.augmentation import Augmentation, augment_ego2img, augment_images, augment_labels, draw, photometric
+from pipeline.training.labels import LabelStore
+from pipeline.training.targets import Targets, make_targets
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One slot of a batch."""
+
+    token: str
+    starts_scene: bool
+    images: NDArray[np.float32]  # (6, 3, H, W)
+    ego2img: NDArray[np.float32]  # (6, 4, 4)
+    point_map_feature: NDArray[np.float32]
+    point_map_depth: NDArray[np.float32]
+    ego2global: NDArray[np.float64]  # (4, 4) augmented BEV frame to global
+    timestamp_us: int
+    targets: Targets
+
+
+@dataclass(frozen=True)
+class Batch:
+    """B samples as tensors; the temporal state is added by the trainer, because it depends on the step before."""
+
+    samples: list[Sample]
+    images: Tensor  # (B * 6, 3, H, W)
+    ego2img: Tensor  # (B, 6, 4, 4)
+    point_map_feature: Tensor  # (B, K, Y, X, 2)
+    point_map_depth: Tensor
+
+    @property
+    def tokens(self) -> list[str]:
+        return [sample.token for sample in self.samples]
+
+    @property
+    def targets(self) -> list[Targets]:
+        return [sample.targets for sample in self.samples]
+
+
+class BatchLoader:
+    """Batches of the training split, step by step."""
+
+    def __init__(self, config: Config, index: Index, images: ImageStore, labels: LabelStore) -> None:
+        self._config, self._index, self._images, self._labels = config, index, images, labels
+        self._runs = segments(index, "train")
+        self._augmentations = [Augmentation()] * config.train.batch_scenes
+        self._records: dict[str, SampleRecord] = {}
+
+    def steps(self, first: int = 0) -> Iterator[Batch]:
+        """Batches from step `first` on, without end."""
+        for step, items in enumerate(self._items()):
+            self._draw_augmentations(step, items)
+            if step >= first:
+                yield collate([self._sample(item, step, slot) for slot, item in enumerate(items)])
+
+    def record(self, token: str) -> SampleRecord:
+        """The record of a sample, read once."""
+        if token not in self._records:
+            self._records[token] = self._index.sample(token)
+        return self._records[token]
+
+    def _items(self) -> Iterator[list[StreamItem]]:
+        train = self._config.train
+        epoch = 0
+        while True:
+            yield from epoch_batches(self._runs, train.seed, epoch, batch_size=train.batch_scenes)
+            epoch += 1
+
+    def _draw_augmentations(self, step: int, items: list[StreamItem]) -> None:
+        for slot, item in enumerate(items):
+            if not item.previous:
+                random = np.random.default_rng([self._config.train.seed, 1, step, slot])
+                self._augmentations[slot] = draw(self._config.train.augmentation, random)
+
+    def _sample(self, item: StreamItem, step: int, slot: int) -> Sample:
+        config, record = self._config, self.record(item.token)
+        random = np.random.default_rng([config.train.seed, 2, step, slot])
+        return self.build(record, self._augmentations[slot], not item.previous, random)
+
+    def build(self, record: SampleRecord, augmentation: Augmentation, starts_scene: bool, random: np.random.Generator) -> Sample:
+        """One augmented sample with its targets."""
+        model, topology = self._config.model, self._config.maps.topology
+        size = model.image_size
+        pixels = photometric(self._images.images(record), self._config.train.augmentation.photometric, random)
+        ego2img = augment_ego2img(network_ego2img(record, size), augmentation, size[1]).astype(np.float32)
+        map_feature, map_depth = point_maps(ego2img, size, model.view)
+        labels = augment_labels(self._labels.get(record), augmentation, topology.x_range_m, topology.y_range_m)
+        return Sample(
+            token=record.token,
+            starts_scene=starts_scene,
+            images=normalise(augment_images(pixels, augmentation)),
+            ego2img=ego2img,
+            point_map_feature=map_feature,
+            point_map_depth=map_depth,
+            ego2global=record.ego2global @ np.linalg.inv(augmentation.matrix),
+            timestamp_us=record.timestamp_us,
+            targets=make_targets(labels, augmentation, ego2img, model),
+        )
+
+
+def collate(samples: list[Sample]) -> Batch:
+    """Stack samples; images become channels-last, the faster layout on CPU."""
+    images = torch.from_numpy(np.concatenate([sample.images for sample in samples]))
+    return Batch(
+        samples,
+        images.to(memory_format=torch.channels_last),
+        torch.from_numpy(np.stack([sample.ego2img for sample in samples])),
+        torch.from_numpy(np.stack([sample.point_map_feature for sample in samples])),
+        torch.from_numpy(np.stack([sample.point_map_depth for sample in samples])),
+    )

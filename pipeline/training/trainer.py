@@ -1,0 +1,246 @@
+"""The training loop: plain PyTorch, from the data set to models/float.
+
+    for each step: batch of B streams -> temporal state from the instance banks -> forward -> weighted losses -> AdamW -> averaged weights -> banks remember
+
+A run is keyed by its parameters and the data's fingerprint; killed, it goes on from its last checkpoint and ends with the weights of an uninterrupted run.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from pipeline.config import Config, TrainConfig
+from pipeline.dataset.images import ImageStore
+from pipeline.dataset.index import Index
+from pipeline.errors import ModelError
+from pipeline.io import write_json, write_text
+from pipeline.maps.store import MapStore
+from pipeline.models.anchors import build_anchors
+from pipeline.models.instance_bank import InstanceBank
+from pipeline.models.multitask import Inputs, MultitaskModel, Outputs
+from pipeline.models.weights import save_model
+from pipeline.paths import Paths
+from pipeline.progress import track
+from pipeline.taxonomy import OCCUPANCY_CLASSES
+from pipeline.training.auxiliary import AuxiliaryLosses
+from pipeline.training.balance import gradient_norms, update_weights
+from pipeline.training.batches import Batch, BatchLoader
+from pipeline.training.checkpoint import CheckpointFile, run_key
+from pipeline.training.labels import UNSEEN, LabelStore, available_tasks
+from pipeline.training.losses import MapLoss, OccupancyLoss, detection_loss
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """What the stage prints."""
+
+    steps: int
+    loss: float
+    left_out: tuple[str, ...]
+
+    def __str__(self) -> str:
+        left_out = f", without labels: {', '.join(self.left_out)}" if self.left_out else ""
+        return f"{self.steps} steps, loss {self.loss:.3f}{left_out}"
+
+
+def train(config: Config, paths: Paths) -> TrainResult:
+    """Train the model on the training split and write models/float.
+
+    Raises:
+        DataError: no usable training sample, or a damaged image or label.
+        ModelError: a loss is not finite.
+    """
+    torch.set_num_threads(config.train.threads)
+    torch.manual_seed(config.train.seed)
+    index = Index.open(paths.index_dir)
+    labels = LabelStore(index, MapStore.open(paths.maps_dir) if paths.maps_dir.is_dir() else None)
+    loader = BatchLoader(config, index, ImageStore(index, config.model.image_size, paths.image_cache_dir), labels)
+    records = [loader.record(token) for token in index.tokens("train")]
+    counts = available_tasks(labels, records, config.model.tasks)
+    trainer = Trainer(config, loader, build_model(config, labels, records), counts, occupancy_weights(labels, records))
+    checkpoint = CheckpointFile(paths.checkpoint_dir, run_key(config, index.fingerprint))
+    trainer.run(checkpoint)
+    trainer.save(paths.float_dir)
+    checkpoint.remove()
+    return TrainResult(config.train.steps, trainer.rows[-1]["loss"], tuple(task for task, count in counts.items() if count == 0))
+
+
+def build_model(config: Config, labels: LabelStore, records: list[Any]) -> MultitaskModel:
+    """A new model with anchors from the labels of `records`."""
+    known = [labels.get(record) for record in records]
+    centers_m = np.concatenate([label.boxes.centers_m for label in known])
+    low, high = np.array([config.model.view.x_range_m, config.model.view.y_range_m]).T
+    centers_m = centers_m[((centers_m[:, :2] > low) & (centers_m[:, :2] < high)).all(axis=1)]
+    lines = [line for label in known if label.map is not None for line in label.map.points_m]
+    return MultitaskModel(config.model, build_anchors(config.model, centers_m, lines, config.train.seed))
+
+
+def occupancy_weights(labels: LabelStore, records: list[Any]) -> Tensor:
+    """(18,) class weights: one over the square root of the frequency among seen voxels, at most 20 times the smallest; ones without labels."""
+    counts = np.zeros(UNSEEN + 1)
+    for record in records[:: max(1, len(records) // 64)]:
+        occupancy = labels.get(record).occupancy
+        if occupancy is not None:
+            counts += np.bincount(occupancy.reshape(-1), minlength=UNSEEN + 1)
+    counts = counts[: len(OCCUPANCY_CLASSES)]
+    if counts.sum() == 0:
+        return torch.ones(len(OCCUPANCY_CLASSES))
+    weights = 1 / np.sqrt(np.maximum(counts / counts.sum(), 1e-9))
+    weights = np.minimum(weights / weights.min(), 20.0)
+    return torch.from_numpy((weights / (weights * counts).sum() * counts.sum()).astype(np.float32))
+
+
+def learning_rate(step: int, config: TrainConfig) -> float:
+    """Linear rise, then a cosine to 1 % of the peak."""
+    warmup = max(1, round(config.warmup_fraction * config.steps))
+    if step < warmup:
+        return config.learning_rate * (step + 1) / warmup
+    progress = (step - warmup) / max(1, config.steps - warmup)
+    return config.learning_rate * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * progress)))
+
+
+class Trainer:
+    """State of a run: network, branches, optimizer, averaged weights, task weights, instance banks."""
+
+    def __init__(self, config: Config, loader: BatchLoader, model: MultitaskModel, label_counts: Mapping[str, int], class_weights: Tensor) -> None:
+        self.config, self.loader, self.label_counts = config, loader, dict(label_counts)
+        self.model = model.to(memory_format=torch.channels_last)
+        self.auxiliary = AuxiliaryLosses(config.model, config.train.auxiliary).to(memory_format=torch.channels_last)
+        self.average = torch.optim.swa_utils.AveragedModel(
+            self.model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(config.train.ema_decay), use_buffers=False
+        )
+        self.optimizer = torch.optim.AdamW(parameter_groups([self.model, self.auxiliary], config.train.weight_decay), lr=config.train.learning_rate)
+        self.tasks = tuple(task for task in config.model.tasks if label_counts[task] > 0)
+        self.task_weights = {task: config.train.balance.initial.get(task, 1.0) for task in self.tasks}
+        self.map_loss, self.occupancy_loss = MapLoss(config.model), OccupancyLoss(class_weights)
+        anchors = self.model.box_anchors.numpy()
+        self.banks = [InstanceBank(config.model.detection, anchors, config.model.neck.channels) for _ in range(config.train.batch_scenes)]
+        self.rows: list[dict[str, float]] = []
+        self.step = 0
+
+    def run(self, checkpoint: CheckpointFile) -> None:
+        """Train from the checkpoint, if there is one, to the last step."""
+        checkpoint.load_into(self)
+        steps = self.config.train.steps
+        batches = zip(range(self.step, steps), self.loader.steps(self.step), strict=False)
+        for step, batch in track(batches, "train", total=steps - self.step):
+            losses = self.train_step(batch)
+            self.step = step + 1
+            if self.step % self.config.train.log_every == 0 or self.step == steps:
+                self.rows.append({"step": self.step, "learning_rate": learning_rate(step, self.config.train), **losses})
+            if self.step % self.config.train.checkpoint_every == 0 and self.step < steps:
+                checkpoint.save(self)
+
+    def train_step(self, batch: Batch) -> dict[str, float]:
+        """One optimizer step; returns the losses by name."""
+        self.model.train()
+        inputs = self.inputs(batch)
+        outputs = self.model(inputs)
+        task_losses = self.task_losses(outputs, inputs, batch)
+        extra = self.auxiliary(outputs, batch.targets)
+        self._balance(task_losses, outputs)
+        weighted = [self.task_weights[task] * loss for task, loss in task_losses.items()]
+        total = torch.stack([*weighted, *extra.values()]).sum()
+        if not bool(torch.isfinite(total)):
+            names = ", ".join(f"{name} {float(loss):.3g}" for name, loss in {**task_losses, **extra}.items())
+            raise ModelError(f"loss is not finite at step {self.step} ({names}); samples {', '.join(batch.tokens)}")
+        self._optimize(total)
+        self._remember(batch, outputs)
+        values = {name: float(loss) for name, loss in {**task_losses, **extra}.items()}
+        return {"loss": float(total), **values, **{f"weight_{task}": weight for task, weight in self.task_weights.items()}}
+
+    def inputs(self, batch: Batch) -> Inputs:
+        """Network inputs, with the temporal state of each stream."""
+        states = []
+        for bank, sample in zip(self.banks, batch.samples, strict=True):
+            if sample.starts_scene:
+                bank.reset()
+            states.append(bank.inputs(sample.ego2global, sample.timestamp_us))
+        anchors = torch.from_numpy(np.stack([state[0] for state in states]))
+        features = torch.from_numpy(np.stack([state[1] for state in states]))
+        return Inputs(batch.images, batch.ego2img, batch.point_map_feature, batch.point_map_depth, anchors, features)
+
+    def task_losses(self, outputs: Outputs, inputs: Inputs, batch: Batch) -> dict[str, Tensor]:
+        """Unweighted loss of each task that has labels."""
+        losses: dict[str, Tensor] = {}
+        if "detection" in self.tasks:
+            losses["detection"] = detection_loss(outputs, inputs.det_anchors, batch.targets)
+        if "map" in self.tasks and self.model.map is not None:
+            losses["map"] = self.map_loss(outputs, self.model.map.anchors, batch.targets)
+        if "occupancy" in self.tasks and outputs.occupancy_logits is not None:
+            losses["occupancy"] = self.occupancy_loss(outputs.occupancy_logits, batch.targets)
+        return losses
+
+    def _balance(self, losses: dict[str, Tensor], outputs: Outputs) -> None:
+        balance = self.config.train.balance
+        if balance.method == "gradient_norm" and len(losses) > 1 and self.step % balance.every == 0:
+            self.task_weights = update_weights(self.task_weights, gradient_norms(losses, list(outputs.image_features.values())), balance)
+
+    def _optimize(self, loss: Tensor) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(self.step, self.config.train)
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        nn.utils.clip_grad_norm_(parameters, self.config.train.clip_norm)
+        self.optimizer.step()
+        self.average.update_parameters(self.model)
+
+    def _remember(self, batch: Batch, outputs: Outputs) -> None:
+        if outputs.det_features is None:
+            return
+        scores = outputs.det_logits[-1].detach().sigmoid().amax(dim=-1).numpy()
+        boxes, features = outputs.det_boxes[-1].detach().numpy(), outputs.det_features.detach().numpy()
+        for slot, bank in enumerate(self.banks[: len(batch.samples)]):
+            bank.update(boxes[slot], scores[slot], features[slot])
+
+    def averaged_state(self) -> dict[str, Tensor]:
+        """Averaged parameters with the latest BatchNorm statistics (which are running averages already)."""
+        state = {name: value.detach().clone() for name, value in self.model.state_dict().items()}
+        for name, parameter in self.average.module.named_parameters():
+            state[name] = parameter.detach().clone(memory_format=torch.contiguous_format)
+        return {name: value.contiguous() for name, value in state.items()}
+
+    def save(self, directory: Path) -> None:
+        """Write model.pt, metrics.json and curves.csv."""
+        left_out = [task for task in self.config.model.tasks if task not in self.tasks]
+        metrics = {
+            "steps": self.step,
+            "final": {name: round(value, 6) for name, value in self.rows[-1].items()},
+            "samples_with_labels": self.label_counts,
+            "tasks_without_labels": left_out,
+            "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
+        }
+        save_model(directory / "model.pt", self.config.model, self.averaged_state(), self.tasks)
+        write_text(directory / "curves.csv", curves_csv(self.rows))
+        write_json(directory / "metrics.json", metrics)
+
+
+def parameter_groups(modules: list[nn.Module], weight_decay: float) -> list[dict[str, Any]]:
+    """Matrices and kernels decay; biases, norms and scales do not."""
+    parameters = [parameter for module in modules for parameter in module.parameters()]
+    return [
+        {"params": [parameter for parameter in parameters if parameter.ndim >= 2 and parameter[0].numel() > 1], "weight_decay": weight_decay},
+        {"params": [parameter for parameter in parameters if parameter.ndim < 2 or parameter[0].numel() == 1], "weight_decay": 0.0},
+    ]
+
+
+def curves_csv(rows: list[dict[str, float]]) -> str:
+    """One row a logged step; columns in order of first appearance."""
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(columns)
+    for row in rows:
+        writer.writerow([f"{row.get(name, float('nan')):.6g}" for name in columns])
+    return buffer.getvalue()
