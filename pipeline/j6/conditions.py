@@ -84,7 +84,7 @@ def _check(path: Path, scenario: Scenario) -> None:
 def bpu_ms(plan: Plan, ddr_scale: float = 1.0, compute_scale: float = 1.0) -> float:
     """Makespan on the BPU with DDR and compute times stretched by the given factors, ms."""
     costs = [block.cost(ddr_scale, compute_scale) for block in plan.blocks]
-    return schedule(costs, [block.producers for block in plan.blocks], int(plan.options["prefetch"]), plan.host_ms).makespan_ms
+    return schedule(costs, [block.producers for block in plan.blocks], int(plan.options["prefetch"]), plan.resubmit_ms).makespan_ms
 
 
 def simulate(plan: Plan, scenario: Scenario) -> Distribution:

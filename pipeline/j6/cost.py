@@ -45,6 +45,7 @@ class Rates:
     launch_ms: float
     ddr_ms: float
     host_ms: float
+    host_byte_ms: float
     contention_ms: float
     output_bytes: int
 
@@ -75,9 +76,10 @@ def rates_of(chip: ChipProfile, bandwidth_cap_gbps: float | None = None, compute
         warp_ms=element_ms("aae_warp_gbytes_per_tops"),
         scalar_ms=MS / (chip.number("spu_gelements_per_s") * 1e9),
         cpu_ms=MS / (chip.number("cpu_gelements_per_s_per_ghz") * chip.number("cpu_ghz") * 1e9),
-        launch_ms=chip.number("launch_us") / MS + chip.number("launch_us_tops") / tops / MS,
+        launch_ms=chip.number("launch_us_tops") / tops / MS,
         ddr_ms=MS / (ddr_gbps * 1e9),
         host_ms=chip.number("host_us_ghz") / chip.number("cpu_ghz") / MS,
+        host_byte_ms=chip.number("host_us_ghz_per_mb") / chip.number("cpu_ghz") / MS / 1e6,
         contention_ms=chip.number("contention_us") / MS,
         output_bytes=int(chip.number("conv_output_bytes")),
     )

@@ -109,6 +109,7 @@ class Plan:
     chip: dict[str, Any]
     options: dict[str, Any]
     host_ms: float
+    resubmit_ms: float
     contention_ms: float
     blocks: tuple[PlanBlock, ...]
     memory: MemoryPlan
@@ -135,6 +136,7 @@ def compile_graph(fused: FusedGraph, chip: ChipProfile, options: CompileOptions)
     assignments = [assign(block, fused.tensors, chip) for block in fused.blocks]
     costs = [block_cost(b, a, fused.tensors, t, rates) for b, a, t in zip(fused.blocks, assignments, tiles.traffic, strict=True)]
     producers = block_producers(fused)
+    memory = _memory(fused, tiles, chip, options)
     blocks = tuple(
         _plan_block(fused, block, assignment, cost, tiles.onchip_bytes[block.index], producers[block.index], rates, options.heads)
         for block, assignment, cost in zip(fused.blocks, assignments, costs, strict=True)
@@ -144,10 +146,11 @@ def compile_graph(fused: FusedGraph, chip: ChipProfile, options: CompileOptions)
         chip={"name": chip.name, "march": chip.march, "profile_hash": chip.hash, "cores": int(chip.number("cores"))}
         | {key: chip.number(key) for key in ("peak_tops_int8", "ddr_peak_gbps", "ddr_efficiency")},
         options={"assume_dtype": options.assume_dtype, "optimize_level": options.optimize_level, "nv12": options.nv12, "prefetch": options.prefetch},
-        host_ms=rates.host_ms,
+        host_ms=_ms(rates.host_ms + memory.output_bytes * rates.host_byte_ms),
+        resubmit_ms=_ms(rates.host_ms),
         contention_ms=rates.contention_ms,
         blocks=blocks,
-        memory=_memory(fused, tiles, chip, options),
+        memory=memory,
         schedule=_rounded(schedule(costs, producers, options.prefetch, rates.host_ms)),
         notes=(*fused.graph.notes, *_input_notes(fused, options)),
     )
@@ -275,6 +278,7 @@ def _plan_from(document: dict[str, Any]) -> Plan:
         chip=document["chip"],
         options=document["options"],
         host_ms=document["host_ms"],
+        resubmit_ms=document["resubmit_ms"],
         contention_ms=document["contention_ms"],
         blocks=tuple(_block_from(entry) for entry in document["blocks"]),
         memory=MemoryPlan(**(memory | arenas)),

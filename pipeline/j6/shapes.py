@@ -24,9 +24,7 @@ def infer_static_shapes(path: Path, model: ModelProto, shapes: dict[str, tuple[i
     inferred = _infer(path, model)
     while (unknown := _first_unknown(inferred)) is not None:
         if not _fold_shape_arithmetic(inferred):
-            raise ModelError(
-                f"{path}: the shape of tensor {unknown!r} cannot be inferred; simplify the model or export it with static shapes"
-            )
+            raise ModelError(f"{path}: the shape of tensor {unknown!r} cannot be inferred; simplify the model or export it with static shapes")
         inferred = _infer(path, inferred)
     return inferred
 

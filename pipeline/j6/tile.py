@@ -9,6 +9,7 @@ count in the stripe.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 from pipeline.j6.align import aligned_bytes, nv12_layout, round_up
 from pipeline.j6.chip import ChipProfile
@@ -20,6 +21,8 @@ from pipeline.j6.memory import Buffer, plan_arena
 ROW_LOCAL_KINDS = frozenset({"Conv", "ConvTranspose", "MaxPool", "AveragePool", "Concat", "Slice", "Split", "Resize", "Upsample"}) | ELEMENTWISE_KINDS
 MAX_SEGMENT_BLOCKS = 32  # a depth-first segment longer than this needs more line buffers than it saves (assumed)
 MIN_STRIPE_ROWS = 4
+SLICE_LOCAL_KINDS = frozenset({"MatMul", "Softmax", "LayerNormalization"}) | ELEMENTWISE_KINDS
+SLICES_IN_FLIGHT = 2  # one slice is worked on while the next one fills
 
 
 @dataclass(frozen=True)
@@ -122,14 +125,26 @@ def _next_use(uses: list[int], now: int) -> int:
 
 
 def _can_stripe(fused: FusedGraph, name: str, life: Life, size: int, capacity: int) -> bool:
-    """True when every block of the tensor's life works row by row and a stripe of the tensor fits beside the others."""
+    """True when the blocks of the tensor's life can run piece by piece: over image rows, or over independent slices (attention heads)."""
     shape = fused.tensors[name].shape
-    if len(shape) != 4 or life.end - life.start > MAX_SEGMENT_BLOCKS:
+    if len(shape) < 3 or life.end - life.start > MAX_SEGMENT_BLOCKS:
         return False
     segment = fused.blocks[max(life.start, 0) : life.end + 1]
-    if any(not _row_local(block, fused.tensors) for block in segment):
+    if len(shape) == 4 and all(_row_local(block, fused.tensors) for block in segment):
+        return size * MIN_STRIPE_ROWS <= capacity * shape[2]
+    slices = prod(shape[:-2])
+    return all(_slice_local(block, fused.tensors, shape[:-2]) for block in segment) and size * SLICES_IN_FLIGHT <= capacity * slices
+
+
+def _slice_local(block: Block, tensors: dict[str, Tensor], leading: tuple[int, ...]) -> bool:
+    """Slice-local: every slice over the leading axes (batch, heads) depends on the same slice of the inputs only."""
+    if block.kind == "Transpose":
+        order = tuple(block.anchor.attrs.get("perm", ()))
+        if order[: len(leading)] != tuple(range(len(leading))):
+            return False
+    elif block.kind not in SLICE_LOCAL_KINDS or (block.kind == "MatMul" and block.weights):
         return False
-    return size * MIN_STRIPE_ROWS <= capacity * max(shape[2], 1)
+    return tensors[block.outputs[0]].shape[:-2] == leading
 
 
 def _row_local(block: Block, tensors: dict[str, Tensor]) -> bool:
