@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from nuscenes.eval.common.data_classes import EvalBoxes
-
 from pipeline.config import EvaluateConfig
 from pipeline.dataset.index import Index
 from pipeline.dataset.occupancy import OccupancyLabels, load_labels
 from pipeline.dataset.records import SampleRecord
 from pipeline.errors import DataError
-from pipeline.evaluation.detection import evaluate_detection, to_devkit_boxes
+from pipeline.evaluation.boxes import BoxTable, submission, to_global
+from pipeline.evaluation.detection import evaluate_detection
 from pipeline.evaluation.ground_truth import detection_truth
 from pipeline.evaluation.map import evaluate_map
 from pipeline.evaluation.occupancy import OccupancyEvaluator
@@ -39,32 +38,37 @@ class Predictor(Protocol):
 
 @dataclass
 class Evaluation:
-    """What was measured: the report, all boxes (for a results file) and the samples that were asked for as examples."""
+    """What was measured: the report, all predicted boxes and the samples that were asked for as examples."""
 
     report: dict[str, Any]
-    detections: EvalBoxes
+    tokens: list[str]
+    detections: BoxTable | None
     examples: list[tuple[SampleRecord, Prediction]]
+
+    def submission(self) -> dict[str, Any]:
+        """The boxes as content of a nuScenes results file."""
+        return submission(self.detections, self.tokens) if self.detections is not None else {}
 
 
 @dataclass
 class _Collected:
     """Predictions and labels of the samples seen so far. Occupancy is counted at once because its grids are large."""
 
-    boxes: EvalBoxes = field(default_factory=EvalBoxes)
+    boxes: list[BoxTable] = field(default_factory=list)
     map_labels: list[MapLabel] = field(default_factory=list)
     map_predictions: list[MapPrediction] = field(default_factory=list)
     occupancy: OccupancyEvaluator = field(default_factory=OccupancyEvaluator)
     heads: set[str] = field(default_factory=set)  # heads that predict
     labelled: set[str] = field(default_factory=set)  # heads with a label on some sample
 
-    def add(self, record: SampleRecord, prediction: Prediction, map_label: MapLabel | None, occupancy: OccupancyLabels | None) -> None:
-        """Take in one sample; a head without a label for it is not judged on it."""
+    def add(self, sample: int, record: SampleRecord, prediction: Prediction, map_label: MapLabel | None, occupancy: OccupancyLabels | None) -> None:
+        """Take in the sample at position `sample`; a head without a label for it is not judged on it."""
         outputs = {"detection": prediction.boxes, "map": prediction.map, "occupancy": prediction.occupancy}
         self.heads |= {head for head, output in outputs.items() if output is not None}
         if (record.boxes.class_id >= 0).any():
             self.labelled.add("detection")
         if prediction.boxes is not None:
-            self.boxes.add_boxes(record.token, to_devkit_boxes(record.token, prediction.boxes, record.ego2global))
+            self.boxes.append(to_global(prediction.boxes, record.ego2global, sample, record.token))
         if map_label is not None:
             self.labelled.add("map")
             if prediction.map is not None:
@@ -117,16 +121,17 @@ def evaluate(predictor: Predictor, index: Index, maps: MapStore, config: Evaluat
     wanted = set(tokens[:: max(1, len(tokens) // examples)][:examples]) if examples else set()
     collected, kept = _Collected(), []
     first_of_scene = {scene[0] for scene in scenes.values()}
-    for token in track(tokens, "evaluate"):
+    for sample, token in enumerate(track(tokens, "evaluate")):
         if token in first_of_scene:
             predictor.reset()
         record = index.sample(token)
         prediction = predictor.step(record)
-        collected.add(record, prediction, maps.get(token), load_labels(index.dataroot, record))
+        collected.add(sample, record, prediction, maps.get(token), load_labels(index.dataroot, record))
         if token in wanted:
             kept.append((record, prediction))
     report = {"scenes": len(scenes), "samples": len(tokens), **_measure(collected, index, tokens, config)}
-    return Evaluation(report, collected.boxes, kept)
+    detections = BoxTable.concatenate(collected.boxes) if collected.boxes else None
+    return Evaluation(report, tokens, detections, kept)
 
 
 def _measure(collected: _Collected, index: Index, tokens: Sequence[str], config: EvaluateConfig) -> dict[str, Any]:
@@ -135,7 +140,7 @@ def _measure(collected: _Collected, index: Index, tokens: Sequence[str], config:
     ready = collected.heads & collected.labelled
     if "detection" in ready:
         truth = detection_truth(index, tokens)
-        results["detection"] = evaluate_detection(truth.boxes, collected.boxes, truth.bike_racks)
+        results["detection"] = evaluate_detection(truth.boxes, BoxTable.concatenate(collected.boxes), truth.bike_racks, len(tokens))
     if "map" in ready:
         results["map"] = evaluate_map(collected.map_labels, collected.map_predictions, config.map_chamfer_thresholds_m)
     if "occupancy" in ready:

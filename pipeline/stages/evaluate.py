@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pipeline.config import Config
 from pipeline.dataset.index import Index
 from pipeline.evaluation.baseline import constant_prior
-from pipeline.evaluation.detection import submission
 from pipeline.evaluation.pictures import write_pictures
 from pipeline.evaluation.runner import HEADLINES, evaluate, headlines, with_prior
 from pipeline.io import write_json
@@ -49,7 +48,7 @@ def run(config: Config, paths: Paths) -> Result:
     prior = evaluate(constant_prior(index, maps, config.evaluate.prior_samples), index, maps, config.evaluate)
     write_pictures(paths.report("predictions_float.png"), result.examples, index, maps)
     if config.evaluate.detections_json:
-        write_json(paths.report("detections_float.json"), submission(result.detections))
+        write_json(paths.report("detections_float.json"), result.submission())
     write_json(paths.report("eval_float.json"), with_prior(result.report, prior.report))
     return Result(headlines(result.report), result.report["samples"])
 

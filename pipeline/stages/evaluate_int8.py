@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 from pipeline.config import Config
 from pipeline.dataset.index import Index
-from pipeline.evaluation.detection import submission
 from pipeline.evaluation.retention import retention
 from pipeline.evaluation.runner import HEADLINES, evaluate, headlines
 from pipeline.io import read_json, write_json
@@ -51,7 +50,7 @@ def run(config: Config, paths: Paths) -> Result:
     result = evaluate(predictor, index, maps, config.evaluate)
     report = {**result.report, "retention": retention(result.report, reference)}
     if config.evaluate.detections_json:
-        write_json(paths.report("detections_int8.json"), submission(result.detections))
+        write_json(paths.report("detections_int8.json"), result.submission())
     write_json(paths.report("eval_int8.json"), report)
     return Result(headlines(report), {head: kept[HEADLINES[head]] for head, kept in report["retention"].items()})
 

@@ -8,11 +8,11 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
-from nuscenes.eval.common.data_classes import EvalBoxes
 
 from pipeline.config import Config, load_config
 from pipeline.dataset.occupancy import SHAPE
-from pipeline.evaluation.detection import evaluate_detection, to_devkit_boxes
+from pipeline.evaluation.boxes import to_global
+from pipeline.evaluation.detection import evaluate_detection
 from pipeline.evaluation.map import evaluate_map
 from pipeline.evaluation.occupancy import OCC3D, OccupancyEvaluator
 from pipeline.gate import judge
@@ -34,12 +34,8 @@ def eval_report(offset_m: float) -> dict[str, Any]:
     centers = np.stack([np.linspace(-25, 25, n), np.full(n, 4.0), np.ones(n)], axis=1).astype(np.float32)
     sizes, scores = np.full((n, 3), 2.0, np.float32), np.linspace(0.9, 0.5, n).astype(np.float32)
     boxes = BoxPrediction(centers, sizes, np.zeros(n, np.float32), np.zeros((n, 2), np.float32), np.arange(n), scores)
-    truth, found = EvalBoxes(), EvalBoxes()
-    truth.add_boxes("s", to_devkit_boxes("s", boxes, np.eye(4)))
     shift = np.eye(4)
     shift[0, 3] = offset_m
-    moved = to_devkit_boxes("s", boxes, shift)
-    found.add_boxes("s", moved)
     lines = prediction([(line_at(offset_m), DIVIDER, 0.9), (line_at(6 + offset_m), BOUNDARY, 0.8)])
     grid = np.full(SHAPE, 17, np.uint8)
     grid[:, :, 0] = 11
@@ -50,7 +46,7 @@ def eval_report(offset_m: float) -> dict[str, Any]:
     return {
         "scenes": 2,
         "samples": 10,
-        "detection": evaluate_detection(truth, found, {}),
+        "detection": evaluate_detection(to_global(boxes, np.eye(4), 0, "s"), to_global(boxes, shift, 0, "s"), {}, 10),
         "map": evaluate_map([label([(line_at(0), DIVIDER), (line_at(6), BOUNDARY)])], [lines], (0.5, 1.0, 1.5)),
         "occupancy": occupancy.result(),
         "skipped": {},
