@@ -55,14 +55,14 @@ def calibrate(model: FloatModel, batches: Iterable[Batch], config: QuantizationC
     for batch in track(batches, "calibrate", config.calibration_batches):
         inputs = linter.check(batch)
         for runner in runners:
-            for name, value in runner.run(inputs).items():
+            for name, value in runner.peek(inputs).items():
                 statistics[name].update(value)
         if count in wanted:
             kept.append({name: np.array(value) for name, value in inputs.items()})
         count += 1
         if count == config.calibration_batches:
             break
-    _check_count(count, config)
+    check_count(count, config)
     return Calibration(model.sha256, count, statistics, kept, (*linter.findings(), *lint_statistics(model, statistics)))
 
 
@@ -72,7 +72,8 @@ def _analysis_indices(config: QuantizationConfig) -> frozenset[int]:
     return frozenset(range(0, step * config.analysis_batches, step))
 
 
-def _check_count(count: int, config: QuantizationConfig) -> None:
+def check_count(count: int, config: QuantizationConfig) -> None:
+    """Raise `DataError` when `count` batches are fewer than configured and that is not allowed; none at all never is."""
     if count == 0:
         raise DataError("calibration: no batch was given; the training split (or the calibration folder) is empty")
     if count < config.calibration_batches and not config.allow_fewer_batches:

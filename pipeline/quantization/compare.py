@@ -55,7 +55,7 @@ def layer_errors(model: FloatModel, plan: QuantPlan, qdq: ModelProto, batches: S
         exact = Runner(model.proto, part, threads)
         quantized = Runner(qdq, [readable_name(model, plan, name) for name in part], threads)
         for batch in batches:
-            reference, values = exact.run(batch), quantized.run(batch)
+            reference, values = exact.peek(batch), quantized.peek(batch)
             for name in part:
                 totals[name].add(reference[name], values[readable_name(model, plan, name)])
     weights = weight_errors_db(model, plan)
@@ -70,7 +70,7 @@ def local_errors_db(model: FloatModel, plan: QuantPlan, batches: Sequence[Batch]
     for part in split_by_memory(list(roots), model.shapes):
         runner = Runner(model.proto, part, threads)
         for batch in batches:
-            for name, value in runner.run(batch).items():
+            for name, value in runner.peek(batch).items():
                 totals[name].add_local(value)
     return {name: total.local_sqnr_db for name, total in totals.items()}
 

@@ -22,13 +22,23 @@ LOWEST_OCTAVE, OCTAVES = -24, 48  # magnitudes from 2^-24 to 2^24; smaller ones 
 BINS = OCTAVES * BINS_PER_OCTAVE
 _FIRST_CODE = (127 + LOWEST_OCTAVE) * BINS_PER_OCTAVE  # code of 2^LOWEST_OCTAVE: float32 exponents are biased by 127
 _BLOCK = 1 << 16  # elements handled at once, so that temporaries stay in the cache
+SAMPLES = 1 << 18  # magnitudes counted of one tensor in one batch; of larger ones every n-th, n odd so that it walks through all columns
+
+_OCTAVE, _PART = np.divmod(np.arange(BINS + 1), BINS_PER_OCTAVE)
+EDGES: NDArray[np.float64] = np.exp2(_OCTAVE + float(LOWEST_OCTAVE)) * (1.0 + _PART / BINS_PER_OCTAVE)
+"""Magnitudes between the bins, [BINS + 1]."""
+CENTRES: NDArray[np.float64] = (EDGES[:-1] + EDGES[1:]) / 2
 
 OBSERVERS = ("minmax", "percentile", "mse", "kl")
 
 
 @dataclass
 class TensorStatistics:
-    """Statistics of all values a tensor took. `histogram` counts finite magnitudes, int64 [BINS]; subnormal ones count as `zeros`."""
+    """Statistics of the values a tensor took.
+
+    `minimum`, `maximum` and `nonfinite` are over all values; `count`, `zeros` (subnormal numbers among them) and `histogram` (int64 [BINS],
+    finite magnitudes) over those that were counted, see `SAMPLES`.
+    """
 
     minimum: float
     maximum: float
@@ -54,9 +64,11 @@ class TensorStatistics:
             self.update(finite)
             return
         self.minimum, self.maximum = min(self.minimum, low), max(self.maximum, high)
-        self.count += flat.size
-        for start in range(0, flat.size, _BLOCK):
-            self._count_magnitudes(flat[start : start + _BLOCK])
+        step = flat.size // SAMPLES | 1
+        counted = np.ascontiguousarray(flat[::step])
+        self.count += counted.size
+        for start in range(0, counted.size, _BLOCK):
+            self._count_magnitudes(counted[start : start + _BLOCK])
 
     def _count_magnitudes(self, block: NDArray[np.float32]) -> None:
         codes = (block.view(np.uint32) >> 16).astype(np.intp) & 0x7FFF  # sign dropped: 8 exponent and 7 mantissa bits remain
@@ -85,12 +97,6 @@ class TensorStatistics:
         return max(-self.minimum, self.maximum, 0.0) if self.count else 0.0
 
 
-def bin_centres() -> NDArray[np.float64]:
-    """Middle magnitude of every bin, [BINS]."""
-    octave, part = np.divmod(np.arange(BINS), BINS_PER_OCTAVE)
-    return np.exp2(octave + float(LOWEST_OCTAVE)) * (1.0 + (part + 0.5) / BINS_PER_OCTAVE)
-
-
 def threshold_of(statistics: TensorStatistics, observer: str, dtype: str, percentile: float = 99.99) -> float:
     """Threshold of a tensor; 0 when it never left zero.
 
@@ -112,8 +118,7 @@ def percentile_threshold(statistics: TensorStatistics, percentile: float) -> flo
     """Magnitude that `percentile` per cent of all values (zeros included) do not exceed, to the upper edge of its bin (0.8 %)."""
     cumulative = statistics.zeros + np.cumsum(statistics.histogram)
     index = int(np.searchsorted(cumulative, statistics.count * percentile / 100.0))
-    index = min(index, BINS - 1)
-    return float(bin_centres()[index] * (1.0 + 0.5 / BINS_PER_OCTAVE))
+    return float(EDGES[min(index, BINS - 1) + 1])
 
 
 def _candidates(largest: float) -> NDArray[np.float64]:
@@ -121,26 +126,29 @@ def _candidates(largest: float) -> NDArray[np.float64]:
     return largest * np.exp2(-np.arange(0, 6 * 16) / 16.0)
 
 
-def expected_squared_error(statistics: TensorStatistics, threshold: float, dtype: str) -> float:
-    """Sum over all values of the squared quantization error at `threshold`.
+def expected_squared_errors(statistics: TensorStatistics, thresholds: NDArray[np.float64], dtype: str) -> NDArray[np.float64]:
+    """Sum over all values of the squared quantization error at each of `thresholds`, same shape.
 
     Inside the range an error is uniform in one step (step^2/12); values below half a step become 0 and lose themselves; values beyond the
-    largest integer lose their distance to it.
+    largest integer lose their distance to it. Running sums of n, n*x and n*x^2 over the bins make each threshold a look-up.
     """
-    step = threshold / STEPS[dtype]
-    used = np.flatnonzero(statistics.histogram)
-    centres = bin_centres()[used]
-    limit = threshold - step
-    errors = np.where(centres < step / 2, centres**2, step**2 / 12.0)
-    errors = np.where(centres > limit + step / 2, (centres - limit) ** 2, errors)
-    return float(np.dot(errors, statistics.histogram[used]))
+    counts = statistics.histogram.astype(np.float64)
+    moments = [np.concatenate([[0.0], np.cumsum(counts * CENTRES**power)]) for power in (0, 1, 2)]
+    steps = thresholds / STEPS[dtype]
+    limits = thresholds - steps  # value of the largest integer
+    first = np.searchsorted(CENTRES, steps / 2)
+    last = np.maximum(np.searchsorted(CENTRES, limits + steps / 2), first)
+    beyond = [moment[-1] - moment[last] for moment in moments]
+    lost = moments[2][first]
+    rounded = steps**2 / 12.0 * (moments[0][last] - moments[0][first])
+    clipped = beyond[2] - 2.0 * limits * beyond[1] + limits**2 * beyond[0]
+    return lost + rounded + clipped
 
 
 def mse_threshold(statistics: TensorStatistics, largest: float, dtype: str) -> float:
     """Candidate with the smallest expected squared error."""
     candidates = _candidates(largest)
-    errors = [expected_squared_error(statistics, float(candidate), dtype) for candidate in candidates]
-    return float(candidates[int(np.argmin(errors))])
+    return float(candidates[int(np.argmin(expected_squared_errors(statistics, candidates, dtype)))])
 
 
 KL_BINS = 2048
@@ -166,10 +174,8 @@ def kl_threshold(statistics: TensorStatistics, largest: float, dtype: str) -> fl
 
 def _linear_histogram(statistics: TensorStatistics, largest: float) -> NDArray[np.float64]:
     """Counts in KL_BINS equal bins of [0, largest]; each logarithmic bin is spread evenly over the linear ones it touches."""
-    octave, part = np.divmod(np.arange(BINS + 1), BINS_PER_OCTAVE)
-    edges = np.exp2(octave + float(LOWEST_OCTAVE)) * (1.0 + part / BINS_PER_OCTAVE)
     cumulative = np.concatenate([[0.0], np.cumsum(statistics.histogram)])
-    return np.diff(np.interp(np.linspace(0.0, largest, KL_BINS + 1), edges, cumulative, left=0.0))
+    return np.diff(np.interp(np.linspace(0.0, largest, KL_BINS + 1), EDGES, cumulative, left=0.0))
 
 
 def _levelled(counts: NDArray[np.float64], levels: int) -> NDArray[np.float64]:

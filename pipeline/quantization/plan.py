@@ -231,8 +231,9 @@ def _grid_operands(model: FloatModel) -> tuple[str, ...]:
 
 
 def _ends_grid_path(model: FloatModel, node: NodeProto) -> bool:
-    """Matrix operators with weights end a grid path; a product of two activations is geometry (projection) and belongs to it."""
-    return node.op_type in MATRIX_OPS and any(name in model.constants for name in node.input[:2])
+    """Matrix operators with weights end a grid path. A product of two activations, or with a constant matrix on its left, is geometry
+    (projection, change of units) and belongs to the path."""
+    return node.op_type in MATRIX_OPS and node.input[1] in model.constants
 
 
 def _upstream(model: FloatModel, seeds: Iterable[str], ends: Callable[[FloatModel, NodeProto], bool]) -> set[str]:

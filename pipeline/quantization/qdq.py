@@ -4,7 +4,7 @@
   float32: the pair sits inside the graph.
 - Weights of matrix operators are stored as int8 per output channel with a DequantizeLinear in front; their bias is int32 with
   scale = input scale * weight scale, the format of the accumulator.
-- Constants of element-wise operators follow the dtype of the result. Scalars stay float: the chip folds a factor into the scale.
+- Other constants (element-wise operands, a matrix on the left of a product) follow the dtype of the result. Scalars stay float: the chip folds a factor into the scale.
 - Parameters of normalisations stay float: they are part of the operator.
 
 Same model and plan give the same bytes.
@@ -24,7 +24,9 @@ from pipeline.quantization.fusion import bias_operands
 from pipeline.quantization.model import FloatModel
 from pipeline.quantization.plan import MATRIX_OPS, QuantPlan
 
-ELEMENTWISE_WITH_CONSTANTS = frozenset({"Add", "Sub", "Mul", "Div", "Concat", "Where", "Max", "Min", "Gather", "GridSample"})
+OPS_WITH_CONSTANTS = frozenset({"Add", "Sub", "Mul", "Div", "Concat", "Where", "Max", "Min", "Gather", "GridSample", "MatMul", "Gemm"})
+"""Operators, besides weights, whose constant operands are stored as integers."""
+
 INT32_HEADROOM = 2.0**31 * 0.5
 """A bias may use half of the accumulator; the other half belongs to the products."""
 
@@ -60,17 +62,17 @@ def weight_choice(model: FloatModel, plan: QuantPlan, node: NodeProto, position:
     value = model.constants.get(name)
     if value is None or value.dtype != np.float32 or value.size <= 1:
         return None
-    if node.op_type in MATRIX_OPS:
-        return WeightChoice(name, "int8", _channel_axis(node, value)) if position < 2 else None
+    if node.op_type in MATRIX_OPS and position > 0:
+        return WeightChoice(name, "int8", _channel_axis(node, value)) if position == 1 else None
     result = plan.tensors.get(node.output[0])
-    if node.op_type not in ELEMENTWISE_WITH_CONSTANTS or result is None or result.threshold is None:
+    if node.op_type not in OPS_WITH_CONSTANTS or result is None or result.threshold is None:
         return None
     wide = node.op_type == "GridSample" and position == 1
     return WeightChoice(name, "int16" if wide else result.dtype, None)
 
 
 def _channel_axis(node: NodeProto, weight: NDArray) -> int | None:
-    """Axis of the output channels; None for the left-hand constant of a product, whose rows are no channels of the result."""
+    """Axis of the output channels of a weight; None for a stack of matrices, whose channels are no single axis."""
     if node.op_type == "Conv":
         return 0
     if node.op_type == "ConvTranspose":
@@ -85,7 +87,7 @@ def weight_scales(model: FloatModel, plan: QuantPlan, node: NodeProto, choice: W
     """Scales of a stored constant, raised where the int32 bias of the channel would not fit otherwise."""
     scales = channel_scales(model.constants[choice.constant], choice.axis, choice.dtype, _power_of_two(plan))
     bias, input_scale = _bias_of(model, node), _input_scale(plan, node)
-    if bias is None or input_scale is None or choice.axis is None:
+    if choice.axis is None or bias is None or input_scale is None:
         return scales
     needed = np.abs(model.constants[bias]).astype(np.float64) / (input_scale * INT32_HEADROOM)
     if node.op_type == "ConvTranspose":
@@ -184,7 +186,7 @@ class _Writer:
     def _stored_constant(self, node: NodeProto, choice: WeightChoice) -> str:
         """Add the integer constant and its DequantizeLinear; two nodes that need the same scales share one copy."""
         value = self.model.constants[choice.constant]
-        scales = weight_scales(self.model, self.plan, node, choice) if node.op_type in MATRIX_OPS else channel_scales(value, None, choice.dtype)
+        scales = weight_scales(self.model, self.plan, node, choice)
         integers = quantize(value, broadcast_scales(scales, choice.axis, value.ndim), choice.dtype)
         return self._add_dequantizer(choice.constant, integers, scales, choice.axis)
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from pipeline.errors import ModelError
-from pipeline.quantization.observers import OBSERVERS, TensorStatistics, threshold_of
+from pipeline.quantization.observers import OBSERVERS, SAMPLES, TensorStatistics, threshold_of
 
 FLOATS = hnp.arrays(np.float32, st.integers(0, 40), elements=st.floats(-1e6, 1e6, width=32, allow_subnormal=False))
 
@@ -39,6 +39,14 @@ def test_every_value_is_counted_once(values: np.ndarray) -> None:
     assert statistics.count == values.size
     assert statistics.zeros + statistics.histogram.sum() == values.size
     assert statistics.zeros == np.count_nonzero(values == 0.0)
+
+
+def test_large_tensors_are_sampled_evenly_but_their_extremes_are_exact() -> None:
+    values = np.random.default_rng(0).normal(size=(6, 64, 64, 88)).astype(np.float32)
+    values[3, 2, 1, 0] = 9.5
+    statistics = observe(values)
+    assert statistics.maximum == 9.5 and SAMPLES / 2 < statistics.count <= 2 * SAMPLES
+    assert threshold_of(statistics, "percentile", "int8", 99.9) == pytest.approx(np.quantile(np.abs(values), 0.999), rel=0.02)
 
 
 def test_nonfinite_values_are_counted_apart() -> None:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
+import numpy as np
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 
 from pipeline.config import QuantizationConfig
 from pipeline.errors import ConfigError, ModelError
-from pipeline.quantization.calibrate import Calibration
+from pipeline.quantization.calibrate import Calibration, calibrate
 from pipeline.quantization.fusion import fused_tensors
-from pipeline.quantization.model import FloatModel
+from pipeline.quantization.model import FloatModel, load_float_model
 from pipeline.quantization.plan import make_plan
+from pipeline.quantization.qdq import weight_choice
 
 Build = Callable[..., QuantizationConfig]
 
@@ -23,7 +27,7 @@ def test_path_into_a_grid_is_int16_back_to_gemm_and_inputs(
     for name in ("ego2img", "anchors", "/offset/Add_output_0", "/MatMul_output_0", "/Div_output_0", "/Sub_output_0", "/Unsqueeze_output_0"):
         assert plan.tensors[name].dtype == "int16", plan.explain(name)
         assert "GridSample grid" in plan.tensors[name].rule
-    for name in ("images", "features", "/GridSample_output_0", "/Softmax_output_0"):
+    for name in ("images", "features", "/GridSample_output_0", "/value/Add_output_0"):
         assert plan.tensors[name].dtype == "int8", plan.explain(name)
 
 
@@ -56,8 +60,8 @@ def test_bias_of_a_linear_layer_is_fused(deformable_model: FloatModel) -> None:
 
 def test_fixed_threshold_by_operator(deformable_model: FloatModel, deformable_calibration: Calibration, config: QuantizationConfig) -> None:
     plan = make_plan(deformable_model, config, deformable_calibration.statistics)
-    assert plan.tensors["/Softmax_output_0"].scale == 1 / 128
-    assert "range 1 fixed for Softmax" in plan.explain("/Softmax_output_0")
+    assert plan.tensors["/Softmax_output_0"].scale == 1 / 32768
+    assert plan.explain("/Softmax_output_0").endswith("int16 for operator type Softmax; range 1 fixed for Softmax")
 
 
 def test_rules_override_and_are_named(conv_model: FloatModel, conv_calibration: Calibration, with_config: Build) -> None:
@@ -101,3 +105,21 @@ def test_missing_statistics_are_named(conv_model: FloatModel, conv_calibration: 
     partial = {name: value for name, value in conv_calibration.statistics.items() if name != "images"}
     with pytest.raises(ModelError, match="calibration holds no tensor 'images'"):
         make_plan(conv_model, config, partial)
+
+
+def test_constant_matrix_on_the_left_is_geometry(tmp_path: Path) -> None:
+    """`norm @ projection` changes units: the path into the grid goes through it, and the constant gets the grid's dtype."""
+    value = helper.make_tensor_value_info
+    nodes = [helper.make_node("MatMul", ["norm", "projection"], ["m"], name="scale"), helper.make_node("GridSample", ["map", "m4"], ["y"])]
+    nodes.insert(1, helper.make_node("Reshape", ["m", "shape"], ["m4"]))
+    constants = [numpy_helper.from_array(np.float32([[0.005, -1], [0, 1]]), "norm"), numpy_helper.from_array(np.int64([1, 1, 2, 2]), "shape")]
+    inputs = [value("projection", TensorProto.FLOAT, [2, 2]), value("map", TensorProto.FLOAT, [1, 1, 4, 4])]
+    graph = helper.make_graph(nodes, "geometry", inputs, [value("y", TensorProto.FLOAT, None)], constants)
+    path = tmp_path / "geometry.onnx"
+    path.write_bytes(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10).SerializeToString())
+    model, config = load_float_model(path), QuantizationConfig(calibration_batches=1, threads=1)
+    batch = {"projection": np.float32([[100, 0], [0, 1]]), "map": np.ones((1, 1, 4, 4), np.float32)}
+    plan = make_plan(model, config, calibrate(model, [batch], config).statistics)
+    assert plan.tensors["projection"].dtype == "int16"
+    choice = weight_choice(model, plan, model.nodes[0], 0)
+    assert choice is not None and choice.dtype == "int16"
