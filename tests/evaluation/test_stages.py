@@ -26,7 +26,7 @@ Project = tuple[Config, Paths]
 @pytest.fixture(scope="module")
 def project(minival_root: Path, project_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Project:
     """scene-0103 for training, scene-0061 held out, six cameras and map labels, no occupancy labels; the float ONNX stands for the INT8 one."""
-    config = load_config(project_root / "params.yaml", {"evaluate": {"pictures": 1, "detections_json": True}})
+    config = load_config(project_root / "params.yaml", {"evaluate": {"pictures": 1, "detections_json": True}, "model": {"image_size": [64, 192]}})
     paths = Paths(tmp_path_factory.mktemp("project"))
     tables = read_tables(minival_root, "v1.0-mini")
     splits = {"val": ["scene-0061"], "train": ["scene-0103"]}
@@ -49,7 +49,6 @@ def test_float_then_int8(project: Project) -> None:
     assert report["skipped"] == {"occupancy": {"has_labels": False, "reason": "no held-out sample has a label"}}
     assert set(report["prior"]) == set(report["times_prior"]) == {"detection", "map"}
     assert paths.report("predictions_float.png").stat().st_size > 100_000
-    first = paths.report("eval_float.json").read_bytes()
 
     evaluate_int8.run(config, paths)
     int8 = read_json(paths.report("eval_int8.json"))
@@ -58,9 +57,6 @@ def test_float_then_int8(project: Project) -> None:
     assert int8["map"]["AP"] == pytest.approx(report["map"]["AP"], abs=1e-3)
     assert set(int8["retention"]) == {"detection", "map"}
     assert list(read_json(paths.report("detections_int8.json"))["results"]) == list(read_json(paths.report("detections_float.json"))["results"])
-
-    evaluate.run(config, paths)
-    assert paths.report("eval_float.json").read_bytes() == first
 
 
 def test_a_missing_model_is_named_and_the_last_report_stays(project: Project, tmp_path: Path) -> None:
