@@ -12,9 +12,11 @@ import pytest
 from damaged_data import DataSet, failures
 from pyquaternion import Quaternion
 
+from pipeline.config import ValidationConfig
 from pipeline.dataset.geometry import quaternion_to_matrix
 from pipeline.taxonomy import CAMERAS
 from pipeline.validation.calibration import NOMINAL_HEADING_DEG, angles_deg
+from pipeline.validation.rules import rules
 
 # What the real subset is known for: two lidar files are absent.
 KNOWN = {"lidar_file"}
@@ -356,3 +358,9 @@ def test_map_cut_in_half_is_found(trainval_with_maps: DataSet) -> None:
     result = trainval_with_maps.validate()
     outcome = next(o for o in result.outcomes if o.rule.name == "map_references")
     assert outcome.tokens == ("boston-seaport",) and "not valid JSON" in outcome.values[0]
+
+
+def test_every_rule_is_documented(project_root: Path) -> None:
+    text = (project_root / "docs" / "validation.md").read_text()
+    for rule in rules(ValidationConfig()):
+        assert f"| {rule.name} | {rule.table}.{rule.column} | {rule.limit} | {rule.severity} |" in text
