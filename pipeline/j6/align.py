@@ -10,32 +10,36 @@ from math import prod
 
 from pipeline.errors import ModelError
 
+PLANE_ROWS = 32
+
 
 def round_up(value: int, multiple: int) -> int:
     """Smallest multiple of `multiple` that is at least `value`."""
     return -(-value // multiple) * multiple
 
 
-def aligned_strides(shape: tuple[int, ...], element_bytes: int, stride_align: int) -> tuple[int, ...]:
+def aligned_strides(shape: tuple[int, ...], element_bytes: int, stride_align: int, planar: bool = False) -> tuple[int, ...]:
     """Byte strides of a row-major tensor whose rows (last axis) are padded to `stride_align` bytes.
 
-    Official case: [1,3,212,212] of U16 at 32 B -> (301056, 100352, 448, 2).
+    `planar` inputs [N,C,H,W] also pad the number of rows of a plane. Official case: [1,3,212,212] of U16 at 32 B -> (301056, 100352, 448, 2), a
+    plane of 224 rows; the case allows multiples of 16 and of 32 rows, the larger is taken.
     """
     if not shape:
         return ()
     strides = [element_bytes]
     if len(shape) > 1:
         strides.append(round_up(shape[-1] * element_bytes, stride_align))
-    for size in reversed(shape[1:-1]):
-        strides.append(strides[-1] * size)
+    for axis in range(len(shape) - 2, 0, -1):
+        rows = round_up(shape[axis], PLANE_ROWS) if planar and len(shape) == 4 and axis == 2 else shape[axis]
+        strides.append(strides[-1] * rows)
     return tuple(reversed(strides))
 
 
-def aligned_bytes(shape: tuple[int, ...], element_bytes: int, stride_align: int, min_alloc: int) -> int:
-    """Bytes to allocate for a model input or output."""
+def aligned_bytes(shape: tuple[int, ...], element_bytes: int, stride_align: int, min_alloc: int, planar: bool = False) -> int:
+    """Bytes to allocate for a model input (`planar`) or output."""
     if not shape or len(shape) == 1:
         return max(round_up(prod(shape) * element_bytes, min_alloc), min_alloc)
-    return max(round_up(aligned_strides(shape, element_bytes, stride_align)[0] * shape[0], min_alloc), min_alloc)
+    return max(round_up(aligned_strides(shape, element_bytes, stride_align, planar)[0] * shape[0], min_alloc), min_alloc)
 
 
 @dataclass(frozen=True)

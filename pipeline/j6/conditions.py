@@ -94,6 +94,7 @@ def simulate(plan: Plan, scenario: Scenario) -> Distribution:
     1/(1 + active co-runners). The host part varies log-normally with relative deviation `jitter`.
     """
     generator = np.random.default_rng(scenario.seed)
+    host = plan.host_ms * generator.lognormal(-(scenario.jitter**2) / 2, scenario.jitter, scenario.frames)
     nominal = plan.chip["ddr_peak_gbps"] * plan.chip["ddr_efficiency"]
     available = min(nominal, scenario.bandwidth_cap_gbps or nominal)
     active = generator.random((scenario.frames, len(scenario.corunners))) < [runner.duty for runner in scenario.corunners]
@@ -102,7 +103,6 @@ def simulate(plan: Plan, scenario: Scenario) -> Distribution:
     stretch = nominal / np.maximum(available - taken, fair)
     levels = np.linspace(stretch.min(), stretch.max(), LEVELS) if np.ptp(stretch) > 0 else np.array([stretch.min()])
     makespans = [bpu_ms(plan, level, 1 / scenario.compute_scale) for level in levels]
-    host = plan.host_ms * generator.lognormal(-(scenario.jitter**2) / 2, scenario.jitter, scenario.frames)
     latency = np.interp(stretch, levels, makespans) + host
     p50, p90, p99 = (float(value) for value in np.percentile(latency, [50, 90, 99]))
     return Distribution(float(latency.mean()), p50, p90, p99, float(latency.max()))

@@ -7,7 +7,7 @@ QuantizeLinear/DequantizeLinear pairs become tensor dtypes. Files without weight
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +122,7 @@ class _Importer:
         self.alias: dict[str, str] = {}
         self.quantizer: dict[str, str] = {}  # float tensor -> dtype its QuantizeLinear gives it
         self.ops: list[Op] = []
+        self.assumed: frozenset[str] = frozenset()
         self.notes: list[str] = []
         if opset not in TOOLCHAIN_OPSETS:
             self.notes.append(f"opset {opset} is outside the chip toolchain's {TOOLCHAIN_OPSETS.start}-{TOOLCHAIN_OPSETS.stop - 1}")
@@ -138,7 +139,9 @@ class _Importer:
         used = {name for op in self.ops for name in op.operands + op.outputs} | set(inputs) | set(outputs)
         tensors = {name: tensor for name, tensor in self.tensors.items() if name in used}
         self._check_dtypes(tensors)
-        return Graph(self.path.stem, self.model_hash, self.opset, tensors, tuple(self.ops), inputs, outputs, self.quantized, tuple(self.notes))
+        return Graph(
+            self.path.stem, self.model_hash, self.opset, tensors, tuple(self.ops), inputs, outputs, self.quantized, self.assumed, tuple(self.notes)
+        )
 
     def _check_dtypes(self, tensors: dict[str, Tensor]) -> None:
         for name, tensor in tensors.items():
@@ -200,7 +203,8 @@ class _Importer:
         """Give every floating tensor the dtype it has on the chip."""
         for name, dtype in self.quantizer.items():
             self._set_dtype(name, dtype)
-        for name in self._float_names(constant=False):
+        self.assumed = frozenset(self._float_names(constant=False))
+        for name in self.assumed:
             self._set_dtype(name, self.assume)
         wide = {weight for op in self.ops for weight in op.weights[:1] if self._is_wide(op)}
         for name in self._float_names(constant=True):
@@ -210,14 +214,8 @@ class _Importer:
         """Element-wise constants follow the dtype of the activation they meet; matrix weights stay int8."""
         return op.kind not in ("Conv", "ConvTranspose", "Gemm", "MatMul") and any(self.tensors[i].dtype == "int16" for i in op.inputs)
 
-    def _float_names(self, constant: bool) -> Iterable[str]:
-        names = [name for name, tensor in self.tensors.items() if tensor.dtype in FLOAT_DTYPES and tensor.constant is constant]
-        if names and not constant and self.quantized:
-            live = {name for op in self.ops for name in op.inputs + op.outputs}
-            count = len(live.intersection(names))
-            if count:
-                self.notes.append(f"{count} activation tensors carry no quantizer and are taken as {self.assume}")
-        return names
+    def _float_names(self, constant: bool) -> list[str]:
+        return [name for name, tensor in self.tensors.items() if tensor.dtype in FLOAT_DTYPES and tensor.constant is constant]
 
     def _set_dtype(self, name: str, dtype: str) -> None:
         tensor = self.tensors[name]

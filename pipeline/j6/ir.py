@@ -81,6 +81,7 @@ class Graph:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     quantized: bool
+    assumed: frozenset[str] = frozenset()  # activations without a quantizer, taken as the assumed dtype
     notes: tuple[str, ...] = ()
 
     def producers(self) -> dict[str, int]:

@@ -40,8 +40,8 @@ def family_of(model: str) -> str:
 def read_measured(measured: Path, zoo: Path) -> tuple[list[Row], list[dict[str, str]]]:
     """Rows that can be simulated, and the others with the reason.
 
-    Left out: rows without a graph, of other architectures, or whose precision the source does not state. Raises `DataError` for a file that is not the
-    CSV of measured latencies or names a graph that is not in `zoo`.
+    Left out: rows without a graph, of other architectures, or whose precision the source does not state. Raises `DataError` for a file that is not
+    the CSV of measured latencies or names a graph that is not in `zoo`.
     """
     rows: list[Row] = []
     skipped: list[dict[str, str]] = []

@@ -152,7 +152,7 @@ def compile_graph(fused: FusedGraph, chip: ChipProfile, options: CompileOptions)
         blocks=blocks,
         memory=memory,
         schedule=_rounded(schedule(costs, producers, options.prefetch, rates.host_ms)),
-        notes=(*fused.graph.notes, *_input_notes(fused, options)),
+        notes=(*fused.graph.notes, *_notes(fused, options)),
     )
 
 
@@ -162,9 +162,14 @@ def block_producers(fused: FusedGraph) -> list[tuple[int, ...]]:
     return [tuple(sorted({writer[name] for name in block.inputs if name in writer})) for block in fused.blocks]
 
 
-def _input_notes(fused: FusedGraph, options: CompileOptions) -> list[str]:
+def _notes(fused: FusedGraph, options: CompileOptions) -> list[str]:
+    """Assumptions of this compilation that a reader must know."""
     images = [name for name in fused.inputs if options.nv12 and is_image(fused.tensors[name])]
-    return [f"input {name!r} is counted as NV12 (1.5 B a pixel)" for name in images]
+    notes = [f"input {name!r} is counted as NV12 (1.5 B a pixel)" for name in images]
+    assumed = [name for block in fused.blocks for name in block.outputs if name in fused.graph.assumed]
+    if assumed:
+        notes.append(f"{len(assumed)} block outputs carry no quantizer and are taken as {options.assume_dtype}, the first is {assumed[0]!r}")
+    return notes
 
 
 def head_of(names: Sequence[str], heads: Mapping[str, tuple[str, ...]]) -> str:

@@ -206,8 +206,8 @@ def _layers(rows: Sequence[dict[str, Any]]) -> str:
     body = (
         (
             r["layer"], r["op"], r["unit"], r["output_shape"], r["dtype"], f"{r['ms']:.4f}", f"{r['percent']:.2f}",
-            f"{r['computing cost (no DDR)']:.4f}", f"{r['load cost']:.4f}", f"{r['stream cost']:.4f}", f"{r['store cost']:.4f}", r["bound_by"], f"{r['macs'] / 1e6:.2f}",
-            f"{100 * r['padding_waste']:.0f} %", f"{r['ddr_bytes'] / 1e3:.1f}",
+            f"{r['computing cost (no DDR)']:.4f}", f"{r['load cost']:.4f}", f"{r['stream cost']:.4f}", f"{r['store cost']:.4f}",
+            r["bound_by"], f"{r['macs'] / 1e6:.2f}", f"{100 * r['padding_waste']:.0f} %", f"{r['ddr_bytes'] / 1e3:.1f}",
         )
         for r in rows
     )  # fmt: skip

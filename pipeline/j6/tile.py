@@ -177,7 +177,7 @@ def input_bytes(tensor: Tensor, chip: ChipProfile, nv12: bool) -> int:
     stride_align, min_alloc = int(chip.number("stride_align")), int(chip.number("min_alloc"))
     if nv12 and is_image(tensor):
         return tensor.shape[0] * nv12_layout(tensor.shape[2], tensor.shape[3], stride_align).bytes
-    return aligned_bytes(tensor.shape, DTYPE_BYTES[tensor.dtype], stride_align, min_alloc)
+    return aligned_bytes(tensor.shape, DTYPE_BYTES[tensor.dtype], stride_align, min_alloc, planar=True)
 
 
 def output_bytes(fused: FusedGraph, name: str, chip: ChipProfile) -> int:

@@ -1,0 +1,191 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from onnx import numpy_helper
+
+from pipeline.errors import ConfigError, DataError, ModelError
+from pipeline.j6.chip import load_chip
+from pipeline.j6.conditions import Corunner, Scenario, load_scenario, simulate
+from pipeline.j6.plan import CompileOptions, compile_model, head_of, read_plan, write_plan
+from pipeline.j6.profile import compare, latency_ms, profile
+from pipeline.j6.report import html_report
+from pipeline.j6.trace import trace_document
+from tests.j6.conftest import Net
+
+HEADS = {"detection": ("det_head",), "map": ("map_head",), "occupancy": ("occ_head",)}
+
+
+@pytest.fixture
+def plan(multitask: Path, j6m):
+    return compile_model(multitask, j6m, CompileOptions(heads=HEADS))
+
+
+def test_one_convolution_by_hand(tmp_path: Path, j6m):
+    """64 -> 64 channels, 3x3, 32x32: no padding, so every term can be written down."""
+    net = Net()
+    net.conv(net.input("x", (1, 64, 32, 32)), "c", 64, 64)
+    plan = compile_model(net.save(tmp_path / "m.onnx", "c"), j6m)
+    (block,) = plan.blocks
+    macs, gbps = 32 * 32 * 64 * 64 * 9, 76.8 * 0.62
+    assert (block.macs, block.padded_macs, block.padding_waste) == (macs, macs, 0.0)
+    assert block.compute_ms == pytest.approx(2e3 * macs / (128e12 * j6m.number("tae_utilization")), rel=1e-6)
+    assert block.load_ms == pytest.approx((64 * 64 * 9 + 64 * 32 * 32) / gbps / 1e6, rel=1e-6)
+    assert block.store_ms == pytest.approx(4 * 64 * 32 * 32 / gbps / 1e6, rel=1e-6)
+    total = block.launch_ms + block.load_ms + block.compute_ms + block.store_ms
+    assert plan.schedule.makespan_ms == pytest.approx(total, rel=1e-6)
+
+
+def test_padding_to_lanes_is_counted(tmp_path: Path, j6m):
+    net = Net()
+    net.conv(net.input("x", (1, 48, 8, 8)), "c", 48, 48, kernel=1)
+    (block,) = compile_model(net.save(tmp_path / "m.onnx", "c"), j6m).blocks
+    assert block.padded_macs == 64 * 64 * 64
+    assert block.padding_waste == pytest.approx(1 - 48 * 48 / (64 * 64), abs=1e-4)
+
+
+def test_plan_file_is_canonical_and_round_trips(plan, multitask: Path, j6m, tmp_path: Path):
+    first, second = tmp_path / "a.json", tmp_path / "b.json"
+    write_plan(plan, first)
+    write_plan(compile_model(multitask, j6m, CompileOptions(heads=HEADS)), second)
+    assert first.read_bytes() == second.read_bytes()
+    assert read_plan(first) == plan
+
+
+@pytest.mark.parametrize(
+    ("content", "error", "message"),
+    [
+        ("{", DataError, "not valid JSON"),
+        ("[]", ModelError, "this is not a plan"),
+        ('{"schema": "bevj6.plan", "schema_version": 99}', ModelError, "version 99"),
+    ],
+)
+def test_broken_plan_files(tmp_path: Path, content, error, message):
+    path = tmp_path / "plan.json"
+    path.write_text(content)
+    with pytest.raises(error, match=message):
+        read_plan(path)
+
+
+def test_plan_without_a_field_is_refused(plan, tmp_path: Path):
+    path = tmp_path / "plan.json"
+    write_plan(plan, path)
+    document = json.loads(path.read_text())
+    del document["blocks"][0]["unit"]
+    path.write_text(json.dumps(document))
+    with pytest.raises(ModelError, match="not a complete plan"):
+        read_plan(path)
+
+
+def test_profile_has_the_contract_and_its_parts_add_up(plan):
+    document = profile(plan, design_fps=10.0)
+    assert {"chip", "latency_ms", "fps", "ddr_bytes_per_frame", "by_head_ms", "profile_hash"} <= document.keys()
+    assert document["simulated"] is True
+    assert document["profile_hash"] == load_chip("j6m").hash
+    assert set(document["by_head_ms"]) == {"detection", "map", "occupancy", "shared", "host"}
+    assert sum(document["by_head_ms"].values()) == pytest.approx(document["latency_ms"], abs=1e-5)
+    assert sum(row["ms"] for row in document["layers"]) == pytest.approx(document["bpu_ms"], abs=1e-4)
+    assert sum(row["ddr_bytes"] for row in document["layers"]) == document["ddr_bytes_per_frame"]
+    assert document["ddr_gbps_at_design_fps"] == pytest.approx(document["ddr_bytes_per_frame"] * 10 / 1e9, abs=1e-6)
+    assert document["fps"] == pytest.approx(1e3 / document["latency_ms"], rel=1e-5)
+
+
+def test_head_attribution_by_module_node_or_tensor_name():
+    heads = {"detection": ("heads.detection",), "map": ("map_head",), "empty": ("",)}
+    assert head_of(("heads.detection.decoder.0", "", ""), heads) == "detection"
+    assert head_of(("", "/map_head/decoder/MatMul"), heads) == "map"
+    assert head_of(("", "", "map_head.out"), heads) == "map"
+    assert head_of(("map_header.out",), heads) == "shared"
+
+
+def test_two_in_flight_is_bound_by_the_bpu_or_by_the_host(plan):
+    assert latency_ms(plan, 2) >= max(2 * plan.schedule.makespan_ms, latency_ms(plan))
+
+
+def test_unsupported_operator_goes_to_the_cpu_and_says_so(tmp_path: Path, j6m):
+    net = Net()
+    conv = net.conv(net.input("x", (1, 8, 16, 16)), "c", 8, 8)
+    net.op("Hardmax", [conv], "odd")
+    plan = compile_model(net.save(tmp_path / "m.onnx", "odd"), j6m)
+    document = profile(plan)
+    (entry,) = document["cpu_blocks"]
+    assert entry["kind"] == "Hardmax" and "no BPU implementation" in entry["reason"] and entry["ms"] > 0
+
+
+def test_spu_work_falls_back_on_a_chip_without_spu(tmp_path: Path, j6m):
+    net = Net()
+    x = net.input("x", (1, 1000))
+    net.weights.append(numpy_helper.from_array(np.array([10], np.int64), "k"))
+    net.op("TopK", [x, "k"], "top", outputs=2)
+    path = net.save(tmp_path / "m.onnx", "top_0")
+    assert [block.unit for block in compile_model(path, j6m).blocks] == ["SPU"]
+    assert [block.unit for block in compile_model(path, load_chip("j6b", {"ddr_peak_gbps": 25.6})).blocks] == ["CPU"]
+
+
+def test_int16_costs_more_and_an_island_pays_for_requantization(tmp_path: Path, j6m):
+    net = Net()
+    net.conv(net.conv(net.input("x", (1, 64, 64, 64)), "c1", 64, 64), "c2", 64, 64)
+    path = net.save(tmp_path / "m.onnx", "c2")
+    int8, int16 = (compile_model(path, j6m, CompileOptions(assume_dtype=dtype)) for dtype in ("int8", "int16"))
+    assert int16.schedule.makespan_ms > 1.5 * int8.schedule.makespan_ms
+
+
+def test_depthwise_and_grid_sample_have_units(tmp_path: Path, j6m):
+    net = Net()
+    x = net.input("x", (1, 32, 16, 16))
+    depthwise = net.conv(x, "dw", 32, 32, group=32)
+    net.op("GridSample", [depthwise, net.input("grid", (1, 8, 8, 2))], "warp")
+    units = [block.unit for block in compile_model(net.save(tmp_path / "m.onnx", "warp"), j6m).blocks]
+    assert units == ["TAE", "AAE"]
+
+
+def test_conditions_move_latency_the_right_way(plan):
+    alone = simulate(plan, Scenario(frames=500))
+    slow = simulate(plan, Scenario(frames=500, compute_scale=0.5))
+    capped = simulate(plan, Scenario(frames=500, bandwidth_cap_gbps=12.8))
+    crowded = simulate(plan, Scenario(frames=500, corunners=(Corunner("other", 30.0, 0.5),)))
+    assert slow.p50_ms > alone.p50_ms and capped.p50_ms > alone.p50_ms
+    assert crowded.p99_ms > alone.p99_ms and crowded.p50_ms >= alone.p50_ms
+    assert alone == simulate(plan, Scenario(frames=500))
+    assert alone.p50_ms <= alone.p90_ms <= alone.p99_ms <= alone.max_ms
+
+
+def test_scenario_files(tmp_path: Path):
+    path = tmp_path / "s.yaml"
+    path.write_text(yaml.safe_dump({"name": "hot", "compute_scale": 0.8, "corunners": [{"name": "a", "gbps": 5.0, "duty": 0.2}]}))
+    assert load_scenario(path).corunners[0].gbps == 5.0
+    path.write_text("compute_scale: 1.5\n")
+    with pytest.raises(ConfigError, match=r"'compute_scale' is 1\.5; rule: 0 < value <= 1"):
+        load_scenario(path)
+    path.write_text("clock: 1.0\n")
+    with pytest.raises(ConfigError, match="not a scenario"):
+        load_scenario(path)
+
+
+def test_html_is_self_contained_and_says_simulated(plan):
+    page = html_report(plan, profile(plan))
+    assert "simulated" in page and plan.profile_hash[:12] in page
+    assert "http" not in page and "<script" not in page
+    assert page.count("<svg") == page.count("</svg>") >= 4
+
+
+def test_trace_has_one_slice_per_task_inside_the_makespan(plan):
+    document = trace_document(plan)
+    slices = [event for event in document["traceEvents"] if event["ph"] == "X"]
+    assert len(slices) == len(plan.schedule.tasks)
+    assert max(event["ts"] + event["dur"] for event in slices) == pytest.approx(plan.schedule.makespan_ms * 1e3, abs=1e-3)
+    assert document["metadata"]["profile_hash"] == plan.profile_hash
+
+
+def test_comparison_of_a_profile_with_itself_and_with_another_chip(plan, multitask: Path):
+    document = profile(plan)
+    same = compare(document, document)
+    assert same["latency_ms"] == 0 and same["layers"] == []
+    other = profile(compile_model(multitask, load_chip("j6e"), CompileOptions(heads=HEADS)))
+    difference = compare(other, document)
+    assert difference["latency_ms"] == pytest.approx(other["latency_ms"] - document["latency_ms"], abs=1e-6)
+    assert difference["latency_ms"] > 0 and difference["layers"]
