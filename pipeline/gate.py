@@ -23,6 +23,7 @@ from pipeline.io import read_json
 from pipeline.taxonomy import TASKS
 
 _COMPARE = {">=": operator.ge, "<=": operator.le}
+_RELATION = {(">=", True): "at least", (">=", False): "below", ("<=", True): "at most", ("<=", False): "above"}
 
 
 class _Missing(Exception):
@@ -134,7 +135,7 @@ def _judge_rule(rule: GateRule, reports: Reports) -> Verdict:
     except _Absent as problem:
         return _verdict(rule, None, None, str(problem))
     passed = bool(_COMPARE[rule.op](value, rule.limit))
-    return _verdict(rule, value, passed, f"{value:.6g} {'is' if passed else 'is not'} {rule.op} {rule.limit:.6g}")
+    return _verdict(rule, value, passed, f"{value:.6g} is {_RELATION[rule.op, passed]} {rule.limit:.6g}")
 
 
 def _ratio(value: float, reference_name: str, reference: float) -> float:

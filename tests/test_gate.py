@@ -39,8 +39,9 @@ def test_absolute_limits(reports: Path) -> None:
     passed, (accuracy, latency) = only(reports, rule("eval_float:detection.mAP"), rule("profile:latency_ms", "<=", 35.0))
     assert passed
     assert (accuracy["value"], accuracy["limit"], accuracy["passed"]) == (0.4, 0.3, True)
-    assert latency["verdict"] == "passed"
-    assert not only(reports, rule("profile:latency_ms", "<=", 28.0))[0]
+    assert (latency["verdict"], latency["reason"]) == ("passed", "28.4 is at most 35")
+    failed, (too_slow,) = only(reports, rule("profile:latency_ms", "<=", 28.0))
+    assert not failed and too_slow["reason"] == "28.4 is above 28"
 
 
 def test_a_limit_is_inclusive(reports: Path) -> None:

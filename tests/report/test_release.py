@@ -90,7 +90,7 @@ def test_a_failed_gate_leads_with_its_reasons(release: Release) -> None:
     write_json(paths.report("gate.json"), judge(config.gate.rules, paths.reports, config.model.tasks))
     text = text_of(release)
     assert "Gate not passed" in text and "must not be promoted" in text
-    assert "simulated latency, ms: 41.5 is not <= 35" in text
+    assert "simulated latency, ms: 41.5 is above 35" in text
 
 
 def test_names_from_data_are_escaped(release: Release) -> None:
