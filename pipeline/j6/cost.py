@@ -179,15 +179,28 @@ def _anchor(op: Op, unit: str, tensors: dict[str, Tensor], rates: Rates) -> tupl
 def _matrix(op: Op, tensors: dict[str, Tensor], rates: Rates) -> tuple[float, int, tuple[tuple[str, float], ...]]:
     """Padded MACs at the TAE's sustained rate; int16 on either side costs `int16_factor`."""
     padded = padded_macs(op, tensors, rates)
+    stuffed = zero_stuffed_bytes(op, tensors)
     wide = rates.int16_factor if any(DTYPE_BYTES[tensors[name].dtype] > 1 for name in op.inputs) else 1.0
     if op.kind == "MatMul" and not op.weights:
         return padded * wide * rates.matmul_mac_ms, padded, (("matmul", padded * wide),)
-    return padded * wide * rates.mac_ms, padded, (("mac", padded * wide),)
+    amounts = (("mac", padded * wide), ("copy", float(stuffed))) if stuffed else (("mac", padded * wide),)
+    return padded * wide * rates.mac_ms + stuffed * rates.copy_ms, padded, amounts
 
 
 def round_up(value: int, multiple: int) -> int:
     """Smallest multiple of `multiple` that is at least `value`."""
     return -(-value // multiple) * multiple
+
+
+def zero_stuffed_bytes(op: Op, tensors: dict[str, Tensor]) -> int:
+    """Bytes of the input of a strided ConvTranspose after zeros are put between its elements, 0 for every other operator.
+
+    A convolution array runs a transposed convolution as a convolution over that larger input.
+    """
+    if op.kind != "ConvTranspose" or max(op.attrs.get("strides", [1]), default=1) == 1:
+        return 0
+    source, result = tensors[op.inputs[0]], tensors[op.outputs[0]]
+    return source.shape[1] * result.elements // result.shape[1] * DTYPE_BYTES[source.dtype]
 
 
 def padded_macs(op: Op, tensors: dict[str, Tensor], rates: Rates) -> int:
@@ -197,6 +210,8 @@ def padded_macs(op: Op, tensors: dict[str, Tensor], rates: Rates) -> int:
     """
     if op.kind in ("Conv", "ConvTranspose"):
         positions, channels_in, channels_out, groups, taps = conv_dims(op, tensors)
+        if op.kind == "ConvTranspose":
+            positions = tensors[op.outputs[0]].elements // tensors[op.outputs[0]].shape[1]
         if groups > 1 and channels_in == 1:
             return positions * round_up(groups * channels_out, rates.depthwise_lanes) * taps
         return positions * groups * round_up(channels_in * taps, rates.input_lanes) * round_up(channels_out, rates.output_lanes)

@@ -48,7 +48,7 @@ PARAMETERS = (
     Parameter("tae_matmul_utilization", 0.01, 1.0, "the same for products of two activations, whose right-hand side is not a stored weight"),
     Parameter("vae_gbytes_per_tops", 0.1, 20.0, "bytes through the table look-ups, per nominal TOPS"),
     Parameter("dte_copy_gbytes_per_tops", 0.05, 20.0, "bytes of concat, slice, split, pooling, resize, per nominal TOPS"),
-    Parameter("dte_transpose_gbytes_per_tops", 0.02, 20.0, "bytes transposed, per nominal TOPS"),
+    Parameter("dte_transpose_gbytes_per_tops", 0.02, 5.0, "bytes transposed, per nominal TOPS"),
     Parameter("launch_us_tops", 1.0, 500.0, "time to start a block, at 1 TOPS"),
     Parameter("host_us_ghz", 100.0, 1500.0, "CPU work of one submit"),
     Parameter("host_us_ghz_per_mb", 0.1, 200.0, "CPU work for each MB of model output (cache maintenance of the output buffers)"),

@@ -8,7 +8,7 @@ Three steps, each a rule of its own:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pipeline.j6.ir import MATRIX_KINDS, VIEW_KINDS, Graph, Op, Tensor
@@ -24,6 +24,7 @@ BINARY_KINDS = frozenset(
     {"Add", "Sub", "Mul", "Div", "Max", "Min", "Sum", "Mean", "Equal", "Greater", "Less", "GreaterOrEqual", "LessOrEqual", "And", "Or", "Where"}
 )
 ELEMENTWISE_KINDS = TABLE_KINDS | BINARY_KINDS
+MAP_KINDS = frozenset({"Conv", "ConvTranspose", "MaxPool", "AveragePool", "Resize"}) | ELEMENTWISE_KINDS  # they work on [N,C,H,W] maps
 
 
 @dataclass(frozen=True)
@@ -84,8 +85,9 @@ class FusedGraph:
 def fuse(graph: Graph, enable: bool = True) -> FusedGraph:
     """Group a graph into blocks; `enable=False` keeps one block per operator (optimize level O0)."""
     ops = _composites(graph) if enable else list(graph.ops)
-    roots = _view_roots(ops)
-    work = [op for op in ops if op.kind not in VIEW_KINDS]
+    views = _views(graph, ops, enable)
+    roots = _view_roots(ops, views)
+    work = [op for op in ops if op.name not in views]
     groups = _epilogues(graph, work, roots) if enable else [[op] for op in work]
     readers = _reader_groups(groups, roots)
     outputs = {roots.get(name, name) for name in graph.outputs}
@@ -216,11 +218,44 @@ def _match_softmax(matcher: _Matcher, index: int) -> tuple[int, ...] | None:
 # --- views and epilogues ------------------------------------------------------------------------------------------------------------
 
 
-def _view_roots(ops: Sequence[Op]) -> dict[str, str]:
+def _views(graph: Graph, ops: Sequence[Op], layout: bool) -> set[str]:
+    """Names of operators that move no data: views, and (`layout`) transposes between ONNX's channel-first maps and the chip's channel-last ones."""
+    producer = {name: op for op in ops for name in op.outputs}
+    readers: dict[str, list[Op]] = {}
+    for op in ops:
+        for name in op.inputs:
+            readers.setdefault(name, []).append(op)
+    views = {op.name for op in ops if op.kind in VIEW_KINDS}
+    if layout:
+        views |= {op.name for op in ops if op.kind == "Transpose" and op.inputs and _is_layout_change(graph, op, producer, readers)}
+    return views
+
+
+def _is_layout_change(graph: Graph, op: Op, producer: Mapping[str, Op], readers: Mapping[str, list[Op]]) -> bool:
+    """[N,C,H,W] -> [N,H,W,C] of a map, back for a map's reader, or the same with H and W flattened."""
+    order = tuple(op.attrs.get("perm", ()))
+    source, result = op.inputs[0], op.outputs[0]
+    if order == (0, 2, 3, 1):
+        return _is_map(producer.get(source))
+    if order == (0, 3, 1, 2):
+        return bool(readers.get(result)) and all(reader.kind in MAP_KINDS for reader in readers[result])
+    if order != (0, 2, 1):
+        return False
+    before = producer.get(source)
+    flattened = before is not None and before.kind in VIEW_KINDS and bool(before.inputs) and _is_map(producer.get(before.inputs[0]))
+    after = readers.get(result, [])
+    return flattened or (bool(after) and all(r.kind in VIEW_KINDS and len(graph.tensors[r.outputs[0]].shape) == 4 for r in after))
+
+
+def _is_map(op: Op | None) -> bool:
+    return op is not None and op.kind in MAP_KINDS
+
+
+def _view_roots(ops: Sequence[Op], views: set[str]) -> dict[str, str]:
     """View output -> name of the storage it looks at."""
     roots: dict[str, str] = {}
     for op in ops:
-        if op.kind in VIEW_KINDS and op.inputs:
+        if op.name in views and op.inputs:
             source = op.inputs[0]
             roots.update(dict.fromkeys(op.outputs, roots.get(source, source)))
     return roots

@@ -129,11 +129,27 @@ def _can_stripe(fused: FusedGraph, name: str, life: Life, size: int, capacity: i
     shape = fused.tensors[name].shape
     if len(shape) < 3 or life.end - life.start > MAX_SEGMENT_BLOCKS:
         return False
-    segment = fused.blocks[max(life.start, 0) : life.end + 1]
+    segment = _between(fused, name, life)
     if len(shape) == 4 and all(_row_local(block, fused.tensors) for block in segment):
         return size * MIN_STRIPE_ROWS <= capacity * shape[2]
     slices = prod(shape[:-2])
     return all(_slice_local(block, fused.tensors, shape[:-2]) for block in segment) and size * SLICES_IN_FLIGHT <= capacity * slices
+
+
+def _between(fused: FusedGraph, name: str, life: Life) -> list[Block]:
+    """Writer and readers of a tensor, and the blocks on the way from it to its last reader; what only happens to run in between can move."""
+    blocks = fused.blocks[max(life.start, 0) : life.end + 1]
+    reached, downstream = {name}, []
+    for block in blocks[1:] if life.start >= 0 else blocks:
+        if reached.intersection(block.inputs):
+            reached.update(block.outputs)
+            downstream.append(block)
+    needed, segment = set(blocks[-1].inputs), [blocks[-1]]
+    for block in reversed(downstream[:-1]):
+        if name in block.inputs or needed.intersection(block.outputs):
+            needed.update(block.inputs)
+            segment.append(block)
+    return [*segment, blocks[0]] if life.start >= 0 else segment
 
 
 def _slice_local(block: Block, tensors: dict[str, Tensor], leading: tuple[int, ...]) -> bool:

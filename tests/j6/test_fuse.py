@@ -77,3 +77,20 @@ def test_views_move_no_data(tmp_path: Path):
     fused = fuse(import_onnx(net.save(tmp_path / "m.onnx", "fc")))
     assert [block.kind for block in fused.blocks] == ["Conv", "Gemm"]
     assert fused.blocks[1].inputs == ("c",)
+
+
+def test_layout_changes_around_maps_are_free_and_head_shuffles_are_not(tmp_path: Path):
+    """The chip keeps maps channel-last: NHWC outputs cost nothing, a real transpose of attention heads does."""
+    net = Net()
+    conv = net.conv(net.input("x", (1, 8, 4, 4)), "c", 8, 8)
+    net.op("Transpose", [conv], "nhwc", perm=[0, 2, 3, 1])
+    tokens = net.op("Reshape", [conv, _shape(net, "s1", [1, 8, 16])], "tokens")
+    rows = net.op("Transpose", [tokens], "rows", perm=[0, 2, 1])
+    heads = net.op("Reshape", [rows, _shape(net, "s2", [1, 16, 2, 4])], "heads")
+    net.op("Transpose", [heads], "split", perm=[0, 2, 1, 3])
+    assert kinds(net, tmp_path, "nhwc", "split") == [["Conv"], ["Transpose"]]
+
+
+def _shape(net: Net, name: str, values: list[int]) -> str:
+    net.weights.append(numpy_helper.from_array(np.array(values, np.int64), name))
+    return name

@@ -189,3 +189,26 @@ def test_comparison_of_a_profile_with_itself_and_with_another_chip(plan, multita
     difference = compare(other, document)
     assert difference["latency_ms"] == pytest.approx(other["latency_ms"] - document["latency_ms"], abs=1e-6)
     assert difference["latency_ms"] > 0 and difference["layers"]
+
+
+def test_transposed_convolution_works_on_the_zero_stuffed_input(tmp_path: Path, j6m):
+    net = Net()
+    x = net.input("x", (1, 64, 16, 16))
+    net.op("ConvTranspose", [x, net.weight("w", (64, 64, 2, 2))], "up", kernel_shape=[2, 2], strides=[2, 2])
+    (block,) = compile_model(net.save(tmp_path / "m.onnx", "up"), j6m).blocks
+    assert block.macs == 16 * 16 * 64 * 64 * 4
+    assert block.padded_macs == 32 * 32 * 64 * 64 * 4
+
+
+def test_attention_maps_stay_on_chip_head_by_head(tmp_path: Path, j6m):
+    """24 heads of 400x400 do not fit in 1.5 MB together, one head does; a neighbour that runs in between does not change that."""
+    net = Net()
+    q, k, v = (net.input(name, (1, 24, 400, 64)) for name in "qkv")
+    scores = net.op("MatMul", [q, net.op("Transpose", [k], "kt", perm=[0, 1, 3, 2])], "qk")
+    weights = net.op("Softmax", [scores], "soft", axis=-1)
+    net.op("Transpose", [v], "bystander", perm=[0, 2, 1, 3])
+    net.op("MatMul", [weights, v], "out")
+    plan = compile_model(net.save(tmp_path / "m.onnx", "out", "bystander"), j6m)
+    softmax = next(block for block in plan.blocks if block.kind == "Softmax")
+    assert softmax.stream_bytes == 0
+    assert plan.memory.temporary.peak_bytes < 24 * 400 * 400

@@ -1,0 +1,73 @@
+"""Accuracy of the hardware model: measured against simulated latency, in sample and with each model family held out.
+
+    python benchmarks/j6_accuracy.py --measured CSV --zoo DIR
+
+Writes docs/j6-accuracy.csv (every row) and docs/j6-accuracy.svg (the picture of docs/j6-model.md), prints the summary.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+from pipeline.j6.validate import validate
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+SUMMARY = ("count", "median_pct", "p90_pct", "mape_pct", "max_pct", "bias_pct", "spearman")
+
+
+def write_rows(document: dict[str, Any], path: Path) -> None:
+    fields = ("model", "march", "threads", "bpu_only", "measured_ms", "simulated_ms", "error_pct", "held_out_ms", "held_out_error_pct")
+    with path.open("w", newline="", encoding="utf-8") as stream:
+        writer = csv.DictWriter(stream, fields, lineterminator="\n")
+        writer.writeheader()
+        for row, held_out in zip(document["rows"], document["cross_validation"]["rows"], strict=True):
+            values = {name: row[name] for name in fields if name in row}
+            writer.writerow({**values, "held_out_ms": held_out["simulated_ms"], "held_out_error_pct": held_out["error_pct"]})
+
+
+def draw(document: dict[str, Any], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    matplotlib.rcParams["svg.hashsalt"] = "j6-accuracy"
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7, 6))
+    for march, colour in (("nash-e", "#c98a1b"), ("nash-m", "#2f6fb0")):
+        for threads, marker in ((1, "o"), (2, "s")):
+            rows = [r for r in document["cross_validation"]["rows"] if r["march"] == march and r["threads"] == threads]
+            label = f"{march}, {threads} in flight"
+            axes.scatter(
+                [r["measured_ms"] for r in rows], [r["simulated_ms"] for r in rows], s=18, marker=marker, color=colour, alpha=0.6, label=label
+            )
+    limits = [0.15, 60]
+    axes.plot(limits, limits, color="#777", linewidth=1)
+    axes.fill_between(limits, [0.88 * v for v in limits], [1.12 * v for v in limits], color="#777", alpha=0.12, label="within 12 %")
+    axes.set(
+        xscale="log", yscale="log", xlim=limits, ylim=limits, xlabel="measured latency (ms)", ylabel="simulated latency (ms), model family held out"
+    )
+    axes.legend()
+    figure.tight_layout()
+    figure.savefig(path, metadata={"Date": None})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--measured", type=Path, required=True)
+    parser.add_argument("--zoo", type=Path, required=True)
+    options = parser.parse_args()
+    document = validate(options.measured, options.zoo, cross_validate=True)
+    write_rows(document, DOCS / "j6-accuracy.csv")
+    draw(document, DOCS / "j6-accuracy.svg")
+    for title, part in (("in sample", document), ("family held out", document["cross_validation"])):
+        print(title, json.dumps({name: part[name] for name in SUMMARY}))
+        for name, group in part["groups"].items():
+            print(f"  {name:24s}", json.dumps({key: group[key] for key in SUMMARY}))
+
+
+if __name__ == "__main__":
+    main()
