@@ -47,6 +47,7 @@ def measure(context: Context) -> pa.Table:
             "channel": channel.tolist(),
             "rotation_error": np.abs(np.linalg.norm(quaternion, axis=1) - 1),
             "extrinsics_problem": problems(len(rows), [("extrinsics are not finite", ~np.isfinite(sensor2ego).all(axis=(1, 2)))]),
+            "shared_problem": _shared_intrinsics(channel, intrinsics, camera),
             **_intrinsics(intrinsics, size, camera),
             **_direction(channel, sensor2ego, camera),
             **_rig(channel, intrinsics, sensor2ego, camera),
@@ -90,6 +91,15 @@ def _intrinsics(intrinsics: FloatArray, size: IntArray, camera: NDArray[np.bool_
         "principal_point_offset": _masked(offset, camera),
         "field_of_view_deg": _masked(field_of_view, camera),
     }
+
+
+def _shared_intrinsics(channel: NDArray[np.str_], intrinsics: FloatArray, camera: NDArray[np.bool_]) -> pa.Array:
+    """Cameras whose matrix equals, to the last bit, that of another channel: measured calibrations never do."""
+    owners: dict[bytes, set[str]] = {}
+    for row in np.flatnonzero(camera):
+        owners.setdefault(intrinsics[row].tobytes(), set()).add(str(channel[row]))
+    shared = [bool(camera[row]) and len(owners[intrinsics[row].tobytes()]) > 1 for row in range(len(channel))]
+    return problems(len(channel), [("another channel has the same camera matrix", np.array(shared, dtype=bool))])
 
 
 def _direction(channel: NDArray[np.str_], sensor2ego: FloatArray, camera: NDArray[np.bool_]) -> dict[str, pa.Array]:

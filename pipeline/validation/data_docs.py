@@ -52,7 +52,7 @@ def write_data_docs(outcomes: Sequence[Outcome], tables: TidyTables, directory: 
             of_table = [outcome for outcome in outcomes if outcome.rule.table == name]
             if tables[name].num_rows:
                 failed.update(_check_table(context, source, of_table, tables[name], fingerprint))
-        context.build_data_docs()
+        context.build_data_docs(site_names=["local"])
         for page in temporary.rglob("*.html"):
             page.write_text(_reproducible(page.read_text(encoding="utf-8"), depth=len(page.relative_to(temporary).parts) - 1), encoding="utf-8")
         (temporary / "findings.csv").write_text(findings_csv(outcomes), encoding="utf-8")
