@@ -4,7 +4,8 @@
   float32: the pair sits inside the graph.
 - Weights of matrix operators are stored as int8 per output channel with a DequantizeLinear in front; their bias is int32 with
   scale = input scale * weight scale, the format of the accumulator.
-- Other constants (element-wise operands, a matrix on the left of a product) follow the dtype of the result. Scalars stay float: the chip folds a factor into the scale.
+- Other constants (element-wise operands, a matrix on the left of a product) follow the dtype of the result. Scalars
+  stay float: the chip folds a factor into the scale.
 - Parameters of normalisations stay float: they are part of the operator.
 
 Same model and plan give the same bytes.
