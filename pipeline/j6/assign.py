@@ -48,6 +48,18 @@ UNIT_RULES: dict[str, UnitRule] = {
 }  # fmt: skip
 
 
+def operator_table() -> str:
+    """The table of docs/j6-model.md: unit of every known operator, whether a document says so, and its limit."""
+    lines = ["| unit | operators | source | limit |", "|---|---|---|---|"]
+    groups: dict[tuple[str, bool, str], list[str]] = {}
+    for kind, rule in UNIT_RULES.items():
+        groups.setdefault((rule.unit, rule.documented, rule.note), []).append(kind)
+    for (unit, documented, note), kinds in groups.items():
+        lines.append(f"| {unit} | {', '.join(sorted(kinds))} | {'documented' if documented else 'assumed'} | {note} |")
+    lines.append("| CPU | every other operator | - | one host submit each way, then a fixed rate (assumed) |")
+    return "\n".join(lines)
+
+
 @dataclass(frozen=True)
 class Assignment:
     """Unit of a block; `reason` is set when it runs on the CPU."""

@@ -22,6 +22,7 @@ MS = 1e3
 # Passes over the data of composite vector operators: softmax = max, exp with sum, scale; normalisation = mean, variance, scale and shift.
 VECTOR_PASSES = {"Softmax": 3, "LogSoftmax": 3, "LayerNormalization": 3, "InstanceNormalization": 3, "GroupNormalization": 3, "Gelu": 1, "Silu": 1}
 GRID_SAMPLE_TAPS = 4  # bilinear
+MIXED_WIDTH_KINDS = frozenset({"GridSample", "Where", "Requantize"})  # the grid is int16 beside an int8 image; a condition is no operand
 # The output stage of a convolution adds, rescales and clamps on the way out (a fit that gave them a VAE rate of their own drove it to infinity).
 FREE_EPILOGUE = frozenset({"Add", "Sub", "Mul", "Div", "Relu", "Clip", "BatchNormalization", "Requantize"})
 
@@ -134,6 +135,7 @@ def block_cost(block: Block, assignment: Assignment, tensors: dict[str, Tensor],
     units = [(assignment.unit, anchor_ms)]
     free = FREE_EPILOGUE if block.kind in MATRIX_KINDS else frozenset()
     epilogue = sum(_vector_bytes(op, tensors) for op in block.ops[1:] if op.kind not in free)
+    epilogue += sum(requantized_bytes(op, tensors) for op in block.ops)
     if epilogue:
         units.append(("VAE", epilogue * rates.vector_ms))
         work = (*work, ("vector", float(epilogue)))
@@ -237,6 +239,17 @@ def _vector_bytes(op: Op, tensors: dict[str, Tensor]) -> int:
     written = sum(tensors[name].bytes for name in op.outputs)
     read = max((tensors[name].bytes for name in op.inputs), default=0)
     return max(written, read) * VECTOR_PASSES.get(op.kind, 1)
+
+
+def requantized_bytes(op: Op, tensors: dict[str, Tensor]) -> int:
+    """Bytes that must be brought to a common dtype first: operators other than convolutions and products take operands of one width only."""
+    if op.kind in MATRIX_KINDS or op.kind in MIXED_WIDTH_KINDS:
+        return 0
+    integers = [tensors[name] for name in op.inputs if tensors[name].dtype in ("int8", "int16")]
+    widths = {DTYPE_BYTES[tensor.dtype] for tensor in integers}
+    if len(widths) < 2:
+        return 0
+    return sum(tensor.elements * max(widths) for tensor in integers if DTYPE_BYTES[tensor.dtype] < max(widths))
 
 
 def channel_waste(op: Op, tensors: dict[str, Tensor], rates: Rates) -> float:

@@ -82,7 +82,7 @@ def tile(fused: FusedGraph, chip: ChipProfile, nv12: bool = True) -> TilePlan:
     for name in inner:
         striped = name in evicted and _can_stripe(fused, name, lives[name], sizes[name], capacity)
         placement[name] = "resident" if name not in evicted else "striped" if striped else "ddr"
-    traffic = tuple(_traffic(fused, block, placement, sizes, chip, nv12) for block in fused.blocks)
+    traffic = tuple(block_traffic(fused, block, placement, chip, nv12) for block in fused.blocks)
     return TilePlan(placement, lives, traffic, _onchip(fused, placement, lives, sizes, capacity))
 
 
@@ -172,13 +172,14 @@ def _row_local(block: Block, tensors: dict[str, Tensor]) -> bool:
     return block.kind in ROW_LOCAL_KINDS and len(tensors[block.outputs[0]].shape) == 4
 
 
-def _traffic(fused: FusedGraph, block: Block, placement: dict[str, str], sizes: dict[str, int], chip: ChipProfile, nv12: bool) -> Traffic:
+def block_traffic(fused: FusedGraph, block: Block, placement: dict[str, str], chip: ChipProfile, nv12: bool) -> Traffic:
     """Weights once a frame, model inputs by each reader, model outputs once, spilled activations per reader and writer."""
     weights = sum(fused.tensors[name].bytes for name in block.weights)
     inputs = sum(input_bytes(fused.tensors[name], chip, nv12) for name in block.inputs if placement.get(name) == "input")
     outputs = sum(output_bytes(fused, name, chip) for name in block.outputs if placement[name] == "output")
-    stream = sum(sizes[name] for name in (*block.inputs, *block.outputs) if placement.get(name) == "ddr")
-    stream += sum(sizes[name] for name in block.inputs if placement.get(name) == "output")
+    moved = [name for name in (*block.inputs, *block.outputs) if placement.get(name) == "ddr"]
+    moved += [name for name in block.inputs if placement.get(name) == "output"]
+    stream = sum(tensor_bytes(fused.tensors[name], int(chip.number("channel_align"))) for name in moved)
     return Traffic(weights, inputs, outputs, stream)
 
 
