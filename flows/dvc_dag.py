@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pipeline.errors import BevError, ConfigError
 
@@ -68,8 +68,13 @@ def read_dag(root: Path) -> tuple[StageNode, ...]:
     try:
         with Repo(str(root)) as repo:
             graph = repo.index.graph  # an edge points from a stage to a stage it depends on
-            stages = [stage for stage in reversed(list(networkx.lexicographical_topological_sort(graph, key=_addressing))) if stage.cmd]
-            nodes = tuple(StageNode(stage.addressing, tuple(sorted(up.addressing for up in graph.successors(stage) if up.cmd))) for stage in stages)
+            address = {stage: _address(root, stage) for stage in graph if stage.cmd}  # without a command: data added to DVC
+            order = reversed(list(networkx.lexicographical_topological_sort(graph, key=lambda stage: stage.addressing)))
+            nodes = tuple(
+                StageNode(address[stage], tuple(sorted(address[up] for up in graph.successors(stage) if up in address)))
+                for stage in order
+                if stage in address
+            )
     except DvcException as error:
         raise ConfigError(f"{root / 'dvc.yaml'}: {error}") from error
     if not nodes:
@@ -77,8 +82,10 @@ def read_dag(root: Path) -> tuple[StageNode, ...]:
     return nodes
 
 
-def _addressing(stage: object) -> str:
-    return str(stage.addressing)  # type: ignore[attr-defined]
+def _address(root: Path, stage: Any) -> str:
+    """How `dvc repro`, run in `root`, is told about a stage: its name, with the file before it when that is not dvc.yaml."""
+    file = os.path.relpath(stage.path, root)
+    return str(stage.name) if file == "dvc.yaml" else f"{file}:{stage.name}"
 
 
 def reproduce_stage(root: Path, name: str, on_line: LineSink) -> StageOutcome:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +13,7 @@ import pytest
 # Two cores are shared by everything: one thread per library is faster for the small tensors of the tests, and repeatable.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MPLBACKEND", "Agg")
+os.environ.setdefault("DVC_NO_ANALYTICS", "true")
 
 PROJECT_ROOT = Path(__file__).resolve().parents[1]
 
@@ -26,3 +30,36 @@ def shared() -> Path:
     if not folder.is_dir():
         pytest.skip(f"real data not found at {folder} (set BEVJ6_SHARED)")
     return folder
+
+
+@pytest.fixture
+def sample_project(tmp_path: Path) -> Path:
+    """A fresh copy of tests/sample_project, a small DVC project with the files and reports of the real one; nothing has run in it yet."""
+    return copy_sample_project(tmp_path / "project")
+
+
+@pytest.fixture(scope="session")
+def built_project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The sample project after `dvc repro`. Shared by the session: copy it to change it."""
+    project = copy_sample_project(tmp_path_factory.mktemp("built") / "project")
+    subprocess.run([sys.executable, "-m", "dvc", "repro", "--quiet"], cwd=project, check=True, env=os.environ | {"PATH": INTERPRETER_FIRST})
+    return project
+
+
+@pytest.fixture
+def built_copy(built_project: Path, tmp_path: Path) -> Path:
+    """A private copy of the sample project in which every stage is up to date."""
+    return Path(shutil.copytree(built_project, tmp_path / "project", symlinks=True))
+
+
+INTERPRETER_FIRST = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+
+
+def copy_sample_project(target: Path) -> Path:
+    shutil.copytree(PROJECT_ROOT / "tests" / "sample_project", target, ignore=shutil.ignore_patterns("__pycache__"))
+    identity = ["-c", "user.name=test", "-c", "user.email=test@example.org"]
+    for command in (["git", "init", "--quiet"], [sys.executable, "-m", "dvc", "init", "--quiet"]):
+        subprocess.run(command, cwd=target, check=True)
+    subprocess.run(["git", "add", "."], cwd=target, check=True)
+    subprocess.run(["git", *identity, "commit", "--quiet", "--message", "sample"], cwd=target, check=True)
+    return target

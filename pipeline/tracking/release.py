@@ -97,20 +97,27 @@ def check_against_lock(root: Path, stages: dict[str, dict]) -> None:
 
 
 def read_metrics(paths: Paths) -> dict[str, float]:
-    """Numbers of the evaluation and profile reports: `float/detection.mAP`, `int8/map.AP`, `latency_ms/occupancy`, `profile/fps`, `train/...`.
+    """`report_metrics` of the working tree.
 
     Raises:
         DataError: eval_float.json, eval_int8.json or profile.json is missing or malformed.
     """
-    profile = read_json(paths.report("profile.json"))
-    metrics = {f"float/{name}": value for name, value in numbers(read_json(paths.report("eval_float.json")))}
-    metrics |= {f"int8/{name}": value for name, value in numbers(read_json(paths.report("eval_int8.json")))}
-    metrics |= {f"latency_ms/{name}": value for name, value in numbers(profile.get("by_head_ms", {}))}
-    metrics |= {f"profile/{name}": value for name, value in numbers({key: profile[key] for key in profile if key != "by_head_ms"})}
     training = paths.float_dir / "metrics.json"
-    if training.is_file():
-        metrics |= {f"train/{name}": value for name, value in numbers(read_json(training))}
-    return {_metric_name(name): value for name, value in metrics.items()}
+    reports = [read_json(paths.report(name)) for name in ("eval_float.json", "eval_int8.json", "profile.json")]
+    return report_metrics(*reports, read_json(training) if training.is_file() else None)
+
+
+def report_metrics(eval_float: Any, eval_int8: Any, profile: Any, training: Any) -> dict[str, float]:
+    """Numbers of the reports as MLflow metrics: `float/detection.mAP`, `int8/map.AP`, `latency_ms/occupancy`, `profile/fps`, `train/loss`."""
+    profile = profile or {}
+    groups = {
+        "float": eval_float,
+        "int8": eval_int8,
+        "latency_ms": profile.get("by_head_ms"),
+        "profile": {key: profile[key] for key in profile if key != "by_head_ms"},
+        "train": training,
+    }
+    return {_metric_name(f"{group}/{name}"): value for group, report in groups.items() for name, value in numbers(report)}
 
 
 def numbers(value: Any, prefix: str = "") -> Iterator[tuple[str, float]]:

@@ -58,6 +58,11 @@ def git_state(root: Path) -> GitState:
     return GitState(commit, bool(changes))
 
 
+def is_revision(root: Path, name: str) -> bool:
+    """Whether `name` is a commit, tag or branch of the git repository that holds `root`."""
+    return _git(root, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}") is not None
+
+
 def _git(root: Path, *arguments: str) -> str | None:
     """Output of a git command, or None where git or the repository is missing."""
     try:

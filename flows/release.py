@@ -1,0 +1,76 @@
+"""Promotion and rollback as flows, so that they can be started, and seen, in Prefect. The work is `pipeline.tracking.registry`.
+
+    python -m flows.release promote [--version N] [--force REASON]
+    python -m flows.release rollback [--reason TEXT]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from prefect import flow
+from prefect.artifacts import create_markdown_artifact
+from prefect.logging import get_run_logger
+
+from pipeline.config import load_config
+from pipeline.errors import BevError
+from pipeline.paths import Paths
+from pipeline.tracking.registry import AliasChange, promote, rollback
+
+
+@flow(name="promote")
+def promote_model(root: str | None = None, version: int | None = None, force_reason: str | None = None) -> dict[str, Any]:
+    """Make a model version champion: the candidate, or `version`. `force_reason` overrules a gate that has not passed and is recorded.
+
+    Raises:
+        BevError: the evidence does not allow it, or MLflow is away.
+    """
+    paths = Paths(Path(root or Path.cwd()).resolve())
+    return _show(promote(paths, load_config(paths.params), version, force_reason))
+
+
+@flow(name="rollback")
+def rollback_model(root: str | None = None, reason: str | None = None) -> dict[str, Any]:
+    """Make the previous champion champion again.
+
+    Raises:
+        BevError: there is none, or MLflow is away.
+    """
+    paths = Paths(Path(root or Path.cwd()).resolve())
+    return _show(rollback(paths, load_config(paths.params), reason))
+
+
+def _show(change: AliasChange) -> dict[str, Any]:
+    fields = change.as_dict()
+    create_markdown_artifact("\n".join(["| field | value |", "|---|---|", *(f"| {key} | {value} |" for key, value in fields.items())]), key="release")
+    get_run_logger().info(f"{change.model}: champion is version {change.version}, was {change.replaced}")
+    return fields
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one of the two flows in this process. Prints the change as JSON; returns 1 after printing what forbids it."""
+    parser = argparse.ArgumentParser(prog="python -m flows.release", description="Promote a model version or roll back, as a Prefect flow.")
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    verb = verbs.add_parser("promote")
+    verb.add_argument("--version", type=int, help="model version (default: the candidate)")
+    verb.add_argument("--force", metavar="REASON", help="overrule the gate; recorded")
+    verbs.add_parser("rollback").add_argument("--reason", help="recorded")
+    options = parser.parse_args(argv)
+    try:
+        if options.verb == "promote":
+            change = promote_model(None, options.version, options.force)
+        else:
+            change = rollback_model(None, options.reason)
+    except BevError as error:
+        print(f"{options.verb}: error: {error}", file=sys.stderr)
+        return 1
+    print(json.dumps(change, indent=2, sort_keys=True))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,208 @@
+"""`bevj6 <verb>`: the pipeline's verbs for people and scripts.
+
+Every verb takes `--json`: then stdout holds one JSON document and nothing else; messages go to stderr. Exit status: 0 done, 1 the answer is no or
+something is wrong with the input, 2 wrong usage. Domain code is imported inside the verbs, so `bevj6 --help` is quick.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline.errors import BevError, DataError
+
+if TYPE_CHECKING:
+    from pipeline.config import Config
+    from pipeline.paths import Paths
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a verb has to say: as a JSON value, as text for people, and the exit status."""
+
+    document: Any
+    text: str
+    status: int = 0
+
+
+Verb = Callable[[argparse.Namespace], Answer]
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry point of the console script. Returns the exit status."""
+    options = _parser().parse_args(argv)
+    try:
+        # Libraries print to stdout at will; there it would spoil the JSON document.
+        with contextlib.redirect_stdout(sys.stderr):
+            answer = options.verb_function(options)
+    except BevError as error:
+        print(f"bevj6 {options.verb}: error: {error}", file=sys.stderr)
+        return 1
+    print(json.dumps(answer.document, indent=2, sort_keys=True) if options.json else answer.text)
+    return int(answer.status)
+
+
+# ------------------------------------------------------------------------------------------------------------ the project
+def preset(options: argparse.Namespace) -> Answer:
+    """Write a preset over params.yaml."""
+    from pipeline.preset import write_preset
+
+    changes = write_preset(_paths(options).params, options.name)
+    lines = [f"{field}: {old} -> {new}" for field, (old, new) in changes.items()]
+    return Answer({"preset": options.name, "changes": changes}, "\n".join(lines) or f"params.yaml is the preset {options.name!r} already")
+
+
+def summary(options: argparse.Namespace) -> Answer:
+    """Where to look after a run."""
+    from pipeline.io import read_json
+
+    paths = _paths(options)
+    gate, profile = read_json(paths.report("gate.json")), read_json(paths.report("profile.json"))
+    float_report, int8_report = read_json(paths.report("eval_float.json")), read_json(paths.report("eval_int8.json"))
+    document = {
+        "gate_passed": gate["passed"], "chip": profile["chip"], "latency_ms": profile["latency_ms"], "float": _headline(float_report),
+        "int8": _headline(int8_report), "report": str(paths.report("release.html")), "profile": str(paths.report("profile.html")),
+    }  # fmt: skip
+    lines = [f"{name:16s} float {value:.4f}   INT8 {document['int8'].get(name, float('nan')):.4f}" for name, value in document["float"].items()]
+    lines.append(f"{'latency':16s} {profile['latency_ms']:.2f} ms simulated on {profile['chip']}")
+    lines.append(f"{'gate':16s} {'passed' if gate['passed'] else 'FAILED'}; the page to open: {document['report']}")
+    return Answer(document, "\n".join(lines))
+
+
+def run_stage(options: argparse.Namespace) -> Answer:
+    """Bring one stage, and what it depends on, up to date (`dvc repro <stage>`)."""
+    done = subprocess.run([sys.executable, "-m", "dvc", "--wait-for-lock", "repro", options.verb], cwd=options.project, stdout=sys.stderr)
+    return Answer({"stage": options.verb, "status": done.returncode}, f"{options.verb}: {'up to date' if done.returncode == 0 else 'failed'}", int(done.returncode != 0))
+
+
+def gate(options: argparse.Namespace) -> Answer:
+    """Verdict of the last run's gate; status 1 unless it passed."""
+    from pipeline.io import read_json
+
+    path = _paths(options).report("gate.json")
+    document = read_json(path)
+    if not isinstance(document, dict) or not isinstance(document.get("passed"), bool):
+        raise DataError(f"{path}: field passed must be true or false")
+    lines = [
+        f"{'pass' if rule['passed'] else rule['severity']:8s} {rule['name']}: {rule['value']} (limit {rule['limit']})" for rule in document.get("rules", [])
+    ]
+    return Answer(document, "\n".join([*lines, f"gate: {'passed' if document['passed'] else 'FAILED'}"]), int(not document["passed"]))
+
+
+def compare(options: argparse.Namespace) -> Answer:
+    """Two versions side by side."""
+    from pipeline.tracking.compare import as_text, compare_versions
+
+    comparison = compare_versions(options.project, options.a, options.b)
+    return Answer(comparison.as_dict(), as_text(comparison))
+
+
+def doctor(options: argparse.Namespace) -> Answer:
+    """What is reachable; status 1 if something that is configured is not."""
+    from pipeline.tracking.doctor import examine
+
+    checks = examine(options.project)
+    lines = [f"{ {True: 'ok', False: 'FAULT', None: '-'}[check.ok]:6s} {check.name}: {check.detail}" for check in checks]
+    healthy = all(check.ok is not False for check in checks)
+    return Answer({"healthy": healthy, "checks": [check.as_dict() for check in checks]}, "\n".join(lines), int(not healthy))
+
+
+# ------------------------------------------------------------------------------------------------------------ the registry
+def register(options: argparse.Namespace) -> Answer:
+    """Log the working tree's version in MLflow and register its INT8 model."""
+    from pipeline.tracking.registration import register_release
+
+    paths = _paths(options)
+    done = register_release(paths, _config(paths))
+    text = f"{done.name} version {done.version}: {'registered' if done.created else 'already registered'}, gate {done.gate}\n{done.run_url}"
+    return Answer(done.as_dict(), text)
+
+
+def promote(options: argparse.Namespace) -> Answer:
+    """Make a version champion."""
+    from pipeline.tracking import registry
+
+    paths = _paths(options)
+    change = registry.promote(paths, _config(paths, options.chip), options.version, options.force)
+    return Answer(change.as_dict(), f"{change.model}: champion is version {change.version}, was {change.replaced}")
+
+
+def rollback(options: argparse.Namespace) -> Answer:
+    """Make the previous champion champion again."""
+    from pipeline.tracking import registry
+
+    paths = _paths(options)
+    change = registry.rollback(paths, _config(paths, options.chip), options.reason)
+    return Answer(change.as_dict(), f"{change.model}: champion is version {change.version} again, was {change.replaced}")
+
+
+# ------------------------------------------------------------------------------------------------------------------ helpers
+def _paths(options: argparse.Namespace) -> Paths:
+    from pipeline.paths import Paths
+
+    return Paths(options.project)
+
+
+def _config(paths: Paths, chip: str | None = None) -> Config:
+    from pipeline.config import load_config
+
+    return load_config(paths.params, {"j6": {"chip": chip}} if chip else None)
+
+
+def _headline(report: dict[str, dict[str, float]]) -> dict[str, float]:
+    """The one number of each head that was evaluated."""
+    names = {"detection": "mAP", "map": "AP", "occupancy": "mIoU"}
+    return {f"{head} {metric}": report[head][metric] for head, metric in names.items() if head in report}
+
+
+# ------------------------------------------------------------------------------------------------------------- command line
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="bevj6", description="From nuScenes-format data to a gated INT8 BEV model with a simulated Journey 6 latency.")
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    _add_project_verbs(verbs)
+    _add_registry_verbs(verbs)
+    return parser
+
+
+def _add(verbs: Any, name: str, function: Verb, help_text: str | None = None) -> argparse.ArgumentParser:
+    """A verb with the options that all verbs have."""
+    text = help_text or (function.__doc__ or "").strip()
+    verb = verbs.add_parser(name, help=text, description=text)
+    verb.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    verb.add_argument("--project", type=Path, default=Path(), metavar="DIR", help="directory of dvc.yaml and params.yaml (default: the current one)")
+    verb.set_defaults(verb_function=function)
+    return verb  # type: ignore[no-any-return]
+
+
+def _add_project_verbs(verbs: Any) -> None:
+    _add(verbs, "preset", preset).add_argument("name", help="mini or v1_j6m")
+    _add(verbs, "summary", summary)
+    _add(verbs, "train", run_stage, "Train the model (`dvc repro train`).")
+    _add(verbs, "report", run_stage, "Make the release report (`dvc repro report`).")
+    _add(verbs, "gate", gate)
+    verb = _add(verbs, "compare", compare, "Two versions side by side: metrics, simulated latency by head, parameters.")
+    verb.add_argument("a", metavar="A", help="a directory with reports/, or a git revision of the project")
+    verb.add_argument("b", metavar="B", help="the other one")
+    _add(verbs, "doctor", doctor, "What is set up and reachable.")
+
+
+def _add_registry_verbs(verbs: Any) -> None:
+    _add(verbs, "register", register)
+    verb = _add(verbs, "promote", promote, "Make a registered version champion; needs a passed gate and an unchanged stored model.")
+    verb.add_argument("version", type=int, nargs="?", help="model version (default: the candidate)")
+    verb.add_argument("--force", metavar="REASON", help="overrule the gate; the reason is recorded")
+    verb.add_argument("--chip", help="chip whose model is meant (default: params.yaml)")
+    verb = _add(verbs, "rollback", rollback)
+    verb.add_argument("--reason", help="recorded")
+    verb.add_argument("--chip", help="chip whose model is meant (default: params.yaml)")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,144 @@
+"""Two pipeline versions side by side: parameters, accuracy, simulated latency by head. `bevj6 compare A B`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pipeline.errors import DataError, file_error
+from pipeline.tracking.release import flatten_params, report_metrics
+from pipeline.tracking.revision import is_revision
+
+ReadText = Callable[[str], str | None]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A number of both versions; None where a version lacks it. `delta` = b - a."""
+
+    name: str
+    a: float | None
+    b: float | None
+    delta: float | None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What differs between versions `a` and `b`: all metrics, the parameters that changed, the data and chip hashes."""
+
+    a: str
+    b: str
+    metrics: tuple[Difference, ...]
+    params: dict[str, list[str | None]]
+    identity: dict[str, list[str | None]]
+
+    def as_dict(self) -> dict[str, Any]:
+        """For `--json`."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The files of one version that are compared, parsed."""
+
+    metrics: dict[str, float]
+    params: dict[str, str]
+    identity: dict[str, str]
+
+
+def compare_versions(root: Path, a: str, b: str) -> Comparison:
+    """Compare two versions, each a directory (another checkout, or "." for this one) or a git revision of the project at `root`.
+
+    Raises:
+        DataError: neither a directory nor a revision, or its reports are missing or malformed.
+    """
+    first, second = read_snapshot(root, a), read_snapshot(root, b)
+    names = sorted(first.metrics.keys() | second.metrics.keys())
+    return Comparison(
+        a, b,
+        tuple(_difference(name, first.metrics.get(name), second.metrics.get(name)) for name in names),
+        _changed(first.params, second.params),
+        _changed(first.identity, second.identity),
+    )  # fmt: skip
+
+
+def read_snapshot(root: Path, version: str) -> Snapshot:
+    """Reports, params.yaml and hashes of a directory or revision.
+
+    Raises:
+        DataError: as in `compare_versions`.
+    """
+    folder = root / version
+    read = _folder_reader(folder) if folder.is_dir() else _revision_reader(root, version)
+    reports = {name: _json(version, f"reports/{name}.json", read) for name in ("eval_float", "eval_int8", "profile", "gate")}
+    if reports["eval_float"] is None and reports["eval_int8"] is None and reports["profile"] is None:
+        raise DataError(f"{version}: has none of reports/eval_float.json, reports/eval_int8.json, reports/profile.json. Run `dvc repro` there first")
+    dataset = _json(version, "data/dataset.json", read) or {}
+    training = _json(version, "models/float/metrics.json", read)
+    profile, gate = reports["profile"] or {}, reports["gate"] or {}
+    identity = {"data_fingerprint": dataset.get("fingerprint"), "chip": profile.get("chip"), "chip_profile_hash": profile.get("profile_hash")}
+    identity["gate"] = {True: "passed", False: "failed"}.get(gate.get("passed"))
+    return Snapshot(
+        report_metrics(reports["eval_float"], reports["eval_int8"], profile, training),
+        flatten_params(yaml.safe_load(read("params.yaml") or "{}")),
+        {key: value for key, value in identity.items() if value is not None},
+    )
+
+
+def as_text(comparison: Comparison) -> str:
+    """Two tables for a terminal: numbers, then what changed in parameters and hashes."""
+    lines = [f"{'':44s} {'A':>12s} {'B':>12s} {'B - A':>12s}   A = {comparison.a}, B = {comparison.b}"]
+    lines += [f"{row.name:44s} {_number(row.a)} {_number(row.b)} {_number(row.delta, '+')}" for row in comparison.metrics]
+    for title, changes in (("data, chip, gate", comparison.identity), ("parameters", comparison.params)):
+        lines += [f"{title}: the same" if not changes else f"{title}:", *(f"  {key}: {old} -> {new}" for key, (old, new) in changes.items())]
+    return "\n".join(lines)
+
+
+def _folder_reader(folder: Path) -> ReadText:
+    def read(relative: str) -> str | None:
+        path = folder / relative
+        return path.read_text(encoding="utf-8") if path.is_file() else None
+
+    return read
+
+
+def _revision_reader(root: Path, revision: str) -> ReadText:
+    """Files of a git revision; what git does not hold comes from the DVC cache or remote."""
+    if not is_revision(root, revision):
+        raise DataError(f"{revision}: neither a directory in {root.resolve()} nor a git revision of it")
+    from dvc.api import DVCFileSystem
+
+    files = DVCFileSystem(str(root), rev=revision)
+
+    def read(relative: str) -> str | None:
+        try:
+            return str(files.read_text(relative, encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+
+    return read
+
+
+def _json(version: str, relative: str, read: ReadText) -> Any:
+    text = read(relative)
+    try:
+        return None if text is None else json.loads(text)
+    except json.JSONDecodeError as error:
+        raise file_error(f"{version}: {relative}", f"not valid JSON ({error})") from error
+
+
+def _difference(name: str, a: float | None, b: float | None) -> Difference:
+    return Difference(name, a, b, None if a is None or b is None else b - a)
+
+
+def _changed(a: dict[str, str], b: dict[str, str]) -> dict[str, list[str | None]]:
+    return {key: [a.get(key), b.get(key)] for key in sorted(a.keys() | b.keys()) if a.get(key) != b.get(key)}
+
+
+def _number(value: float | None, sign: str = "") -> str:
+    return f"{'-':>12s}" if value is None else f"{value:{sign}12.6g}"

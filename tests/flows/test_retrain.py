@@ -1,0 +1,190 @@
+"""The retrain flow on the sample project: against real servers, through a real worker, and with no server at all."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pipeline.errors import BevError, DataError, ServiceError
+
+if TYPE_CHECKING:
+    from tests.flows.conftest import Servers
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(scope="module")
+def api(servers: Servers) -> Iterator[Servers]:
+    """Flows of this process run against the servers."""
+    from prefect.settings import PREFECT_API_URL, PREFECT_HOME, temporary_settings
+
+    before = os.environ.get("MLFLOW_TRACKING_URI")
+    os.environ["MLFLOW_TRACKING_URI"] = servers.mlflow
+    with temporary_settings({PREFECT_API_URL: servers.prefect_api, PREFECT_HOME: servers.environment["PREFECT_HOME"]}):
+        yield servers
+    os.environ.pop("MLFLOW_TRACKING_URI") if before is None else os.environ.update(MLFLOW_TRACKING_URI=before)
+
+
+def run_flow(project: Path, **options: Any) -> tuple[Any, dict[str, str]]:
+    """Final state of a flow run, and the name of each task's final state."""
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+
+    from flows.retrain import retrain
+
+    state = retrain(str(project), return_state=True, **options)
+    with get_client(sync_client=True) as client:
+        chosen = FlowRunFilter(id=FlowRunFilterId(any_=[state.state_details.flow_run_id]))
+        tasks = client.read_task_runs(flow_run_filter=chosen, limit=50)
+    return state, {task.name.rsplit("-", 1)[0]: task.state_name for task in tasks}
+
+
+def artifacts(state: Any) -> dict[str, str]:
+    """{key: content} of a flow run's artifacts."""
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId
+
+    with get_client(sync_client=True) as client:
+        found = client.read_artifacts(artifact_filter=ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[state.state_details.flow_run_id])))
+    return {artifact.key: str(artifact.data) for artifact in found}
+
+
+def versions(address: str, name: str = "bev-multitask-j6m") -> list[Any]:
+    import mlflow
+
+    return list(mlflow.MlflowClient(address, address).search_model_versions(f"name = '{name}'"))
+
+
+STAGES = ("dataset", "train", "evaluate", "quantize", "profile", "gate")
+
+
+def test_flow_runs_all_stages_registers_once_and_then_does_nothing(sample_project: Path, api: Servers) -> None:
+    state, tasks = run_flow(sample_project)
+    assert state.is_completed(), state.message
+    assert tasks == dict.fromkeys((*STAGES, "register"), "Completed")
+    registration = state.result()
+    assert registration.created
+    assert registration.run_url.startswith(api.mlflow)
+
+    shown = artifacts(state)
+    rows = [line.split("|")[1:4] for line in shown["dvc-stages"].splitlines()[2:]]
+    assert {name.strip(): result.strip() for name, result, _ in rows} == dict.fromkeys(STAGES, "Completed")
+    assert all(float(seconds) > 0 for _, _, seconds in rows)
+    assert registration.run_url in shown["mlflow-run"]
+
+    lock = (sample_project / "dvc.lock").read_bytes()
+    again, tasks = run_flow(sample_project)
+    assert tasks == dict.fromkeys(STAGES, "Unchanged") | {"register": "Completed"}
+    assert not again.result().created
+    assert again.result().version == registration.version
+    assert (sample_project / "dvc.lock").read_bytes() == lock
+    assert len(versions(api.mlflow)) == 1
+
+
+def test_failed_stage_stops_what_depends_on_it_and_the_next_run_goes_on_there(sample_project: Path, api: Servers) -> None:
+    (sample_project / "fail-profile").touch()
+    state, tasks = run_flow(sample_project, register_model=False)
+    assert state.is_failed()
+    with pytest.raises(BevError, match=r"profile: error: data/broken\.json: not valid JSON"):
+        state.result()
+    assert tasks == dict.fromkeys(("dataset", "train", "evaluate", "quantize"), "Completed") | {"profile": "Failed", "gate": "NotReady"}
+
+    (sample_project / "fail-profile").unlink()
+    state, tasks = run_flow(sample_project, register_model=False)
+    assert state.is_completed()
+    assert tasks == dict.fromkeys(("dataset", "train", "evaluate", "quantize"), "Unchanged") | {"profile": "Completed", "gate": "Completed"}
+
+
+def test_single_mode_is_one_task(built_copy: Path, api: Servers) -> None:
+    state, tasks = run_flow(built_copy, mode="single", register_model=False)
+    assert state.is_completed()
+    assert tasks == {"dvc repro": "Completed"}
+    assert "| gate | Unchanged |  |" in artifacts(state)["dvc-stages"]
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [(ServiceError("MLflow at http://x: away"), True), (DataError("data/dataset.json: cut"), False), (KeyError("defect"), False)],
+)
+def test_only_outside_causes_are_retried(error: Exception, expected: bool) -> None:
+    from prefect.states import Failed
+
+    from flows.dvc_dag import StageError, StageInterruptedError
+    from flows.retrain import is_outside_cause, register, run_all, run_stage
+
+    assert is_outside_cause(None, None, Failed(data=error)) is expected
+    assert is_outside_cause(None, None, Failed(data=StageInterruptedError("lock"))) is True
+    assert is_outside_cause(None, None, Failed(data=StageError("bad data"))) is False
+    for task in (run_stage, run_all, register):
+        assert task.retry_condition_fn is is_outside_cause
+        assert task.retries == 2
+
+
+def test_deployments_reach_the_server_and_a_worker_runs_one(built_copy: Path, api: Servers, project_root: Path) -> None:
+    from prefect.client.orchestration import get_client
+
+    for name in ("prefect.yaml", "prefect.toml"):
+        shutil.copy(project_root / name, built_copy)
+    shutil.copytree(project_root / "flows", built_copy / "flows", ignore=shutil.ignore_patterns("__pycache__"))
+    prefect(built_copy, api, "work-pool", "create", "bevj6", "--type", "process")
+    prefect(built_copy, api, "deploy", "--all")
+    with get_client(sync_client=True) as client:
+        nightly = client.read_deployment_by_name("retrain/nightly")
+        assert {deployment.name for deployment in client.read_deployments()} >= {"nightly", "promote", "rollback"}
+    assert nightly.schedules[0].schedule.cron == "0 2 * * *"
+    assert nightly.schedules[0].schedule.timezone == "Europe/Berlin"
+    assert nightly.global_concurrency_limit.limit == 1
+    assert nightly.pull_steps == [{"prefect.deployments.steps.set_working_directory": {"directory": str(built_copy)}}]
+
+    worker = subprocess.Popen([sys.executable, "-m", "prefect", "worker", "start", "--pool", "bevj6"], cwd=built_copy.parent, env=api.environment)
+    try:
+        watched = prefect(built_copy, api, "deployment", "run", "retrain/nightly", "--watch", "--param", "register_model=false")
+    finally:
+        worker.send_signal(signal.SIGINT)
+        worker.wait(60)
+    assert "finished successfully" in watched or "Completed" in watched, watched
+
+
+def prefect(project: Path, api: Servers, *arguments: str) -> str:
+    command = [sys.executable, "-m", "prefect", "--no-prompt", *arguments]
+    done = subprocess.run(command, cwd=project, env=api.environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def test_cancelled_run_without_a_server_leaves_no_stage_behind(built_copy: Path, project_root: Path, tmp_path: Path) -> None:
+    """`python -m flows.retrain` starts its own temporary server; SIGTERM ends it, DVC and the stage, and keeps the last good outputs."""
+    good = (built_copy / "models/multitask.onnx").read_bytes()
+    params = built_copy / "params.yaml"
+    params.write_text(params.read_text().replace("steps: 20", "steps: 7"))
+    (built_copy / "stop-train").touch()
+    environment = {key: value for key, value in os.environ.items() if key not in ("PREFECT_API_URL", "MLFLOW_TRACKING_URI")}
+    environment |= {"PREFECT_HOME": str(tmp_path / "prefect"), "PYTHONPATH": str(project_root)}
+    log = tmp_path / "flow.log"
+    with log.open("w") as stream:
+        flow = subprocess.Popen([sys.executable, "-m", "flows.retrain"], cwd=built_copy, env=environment, stdout=stream, stderr=subprocess.STDOUT)
+    deadline = time.monotonic() + 180
+    while not (built_copy / "stop-train.running").exists():
+        assert flow.poll() is None, log.read_text()
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.1)
+    flow.send_signal(signal.SIGTERM)
+    assert flow.wait(60) != 0
+    assert not [process for process in Path("/proc").glob("[0-9]*") if runs_in(process, built_copy)]
+    assert (built_copy / "models/multitask.onnx").read_bytes() == good
+
+
+def runs_in(process: Path, folder: Path) -> bool:
+    try:
+        return (process / "cwd").readlink() == folder
+    except OSError:  # ended, or not ours
+        return False
