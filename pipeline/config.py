@@ -103,7 +103,7 @@ class VectorizeConfig(Section):
     """Raster-to-vector, docs/maps.md. Lengths in pixels of the mask."""
 
     tolerance_px: PositiveFloat = Field(1.0, description="Douglas-Peucker tolerance, px")
-    min_spur_px: PositiveFloat = Field(8.0, description="a dead end shorter than this, or than the line is wide, is a spur and is removed, px")
+    min_spur_px: PositiveFloat = Field(8.0, description="a dead end that reaches less far beyond the edge of its line is a spur and is removed, px")
     max_gap_px: float = Field(12.0, ge=0.0, description="longest gap between two line ends that is bridged, px")
     noise_px: int = Field(4, ge=0, description="specks and holes that fit into a square of this size are noise, px; 0 keeps all")
     min_area_px: float = Field(16.0, ge=0.0, description="areas and holes smaller than this are noise, px^2")
@@ -126,7 +126,7 @@ Range = tuple[float, float]
 class BackboneConfig(Section):
     """HENet: four stages at strides 4, 8, 16, 32."""
 
-    depths: tuple[PositiveInt, ...] = Field((2, 2, 3, 2), min_length=4, max_length=4, description="blocks of the four stages")
+    depths: tuple[PositiveInt, ...] = Field((1, 2, 3, 2), min_length=4, max_length=4, description="blocks of the four stages")
     widths: tuple[PositiveInt, ...] = Field((32, 64, 96, 160), min_length=4, max_length=4, description="channels of the four stages")
     blocks: tuple[Literal["DWCB", "GroupDWCB", "AltDWCB"], ...] = Field(
         ("DWCB", "DWCB", "AltDWCB", "DWCB"), min_length=4, max_length=4, description="kind of block of the four stages"
@@ -147,14 +147,14 @@ class ViewConfig(Section):
     feature_stride: Literal[4, 8, 16, 32] = Field(8, description="stride of the image feature that is lifted; must be in model.neck.out_strides")
     x_range_m: Range = Field((-48.0, 48.0), description="BEV grid along x (forward), m")
     y_range_m: Range = Field((-48.0, 48.0), description="BEV grid along y (left), m")
-    cells: tuple[int, int] = Field((96, 96), description="cells along y and x; even numbers, the chip refuses odd maps such as 129x129")
+    cells: tuple[int, int] = Field((80, 80), description="cells along y and x; even numbers, the chip refuses odd maps such as 129x129")
     heights_m: tuple[float, ...] = Field((0.0, 0.6, 1.4, 2.6), min_length=1, description="heights over ground at which a cell samples the images, m")
     cameras_per_point: int = Field(1, ge=1, le=2, description="cameras that may contribute to one point; points maps hold heights x cameras")
     depth_range_m: Range = Field((1.0, 64.0), description="depths of the first and last bin, m; bins are spaced by equal ratios")
     depth_bins: int = Field(32, ge=2, le=256, description="bins of the depth distribution")
     lift_channels: int = Field(32, ge=8, multiple_of=8, description="channels of the lifted image feature")
     channels: int = Field(64, ge=16, multiple_of=16, description="channels of the BEV feature")
-    encoder_depth: int = Field(2, ge=0, description="blocks of the BEV encoder at half of the resolution; half as many at the full one")
+    encoder_depth: int = Field(3, ge=1, description="blocks of the BEV encoder at half of the grid's resolution; a third as many at the full one")
 
     @model_validator(mode="after")
     def _grid(self) -> ViewConfig:
@@ -171,12 +171,12 @@ class DetectionConfig(Section):
     """Sparse4D kind of detection head and its temporal instance bank."""
 
     feature_stride: Literal[4, 8, 16, 32] = Field(8, description="stride of the image feature it samples; must be in model.neck.out_strides")
-    anchors: int = Field(320, ge=1, le=1024, description="instances N: fixed anchors plus temporal slots")
-    temporal_instances: int = Field(64, ge=0, description="slots of N that hold instances of earlier frames (fixed anchors while the bank is empty)")
-    updated_instances: int = Field(32, ge=0, description="most confident temporal instances that are rewritten each frame; the others are only cached")
+    anchors: int = Field(256, ge=1, le=1024, description="instances N: fixed anchors plus temporal slots")
+    temporal_instances: int = Field(48, ge=0, description="slots of N that hold instances of earlier frames (fixed anchors while the bank is empty)")
+    updated_instances: int = Field(24, ge=0, description="most confident temporal instances that are rewritten each frame; the others are only cached")
     max_misses: int = Field(3, ge=1, description="frames without a confident update after which a temporal instance is dropped")
     layers: int = Field(2, ge=1, le=6, description="decoder layers, each followed by a refinement")
-    key_points: int = Field(9, ge=1, le=32, description="points an instance samples")
+    key_points: int = Field(8, ge=1, le=32, description="points an instance samples")
     groups: int = Field(4, ge=1, description="channel groups with their own sampling weights")
     sample_bev: bool = Field(True, description="key points sample the BEV feature as well as the images")
     velocity_refinement: bool = Field(True, description="the block that refines velocities; off for thermal fail-safe")

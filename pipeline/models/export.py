@@ -138,7 +138,20 @@ def to_onnx(model: MultitaskModel, example: dict[str, NDArray[Any]], path: Path)
         )  # fmt: skip
     graph = onnx.load(path)
     strip_prefix(graph)
+    remove_unused(graph.graph)
     onnx.save(graph, path)
+
+
+def remove_unused(graph: onnx.GraphProto) -> None:
+    """Remove nodes whose outputs nobody reads: the tracer leaves questions about the batch size behind."""
+    wanted = {value.name for value in graph.output}
+    kept = []
+    for node in reversed(graph.node):
+        if wanted.intersection(node.output):
+            wanted.update(node.input)
+            kept.append(node)
+    del graph.node[:]
+    graph.node.extend(reversed(kept))
 
 
 def strip_prefix(graph: onnx.ModelProto) -> None:

@@ -78,11 +78,11 @@ class BevEncoder(nn.Module):
 
     def __init__(self, channels: int, depth: int) -> None:
         super().__init__()
-        self.fine = nn.Sequential(*(ConvBlock(channels, 2) for _ in range(depth // 2)))
+        self.fine = nn.Sequential(*(ConvBlock(channels, 2) for _ in range(depth // 3)))
         self.down = S2DDown(channels, channels * 2)
         self.coarse = nn.Sequential(*(ConvBlock(channels * 2, 2) for _ in range(depth)))
         self.up = nn.Conv2d(channels * 2, channels, 1)
-        self.out = nn.Sequential(ConvBlock(channels, 2), ConvNormAct(channels, channels, kernel=1))
+        self.out = ConvNormAct(channels, channels)
 
     def forward(self, bev: Tensor) -> Tensor:
         """(B, C, Y, X) -> (B, C, Y, X)."""

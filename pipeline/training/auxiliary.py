@@ -5,12 +5,13 @@ The depth loss (DenseDepthNet of the reference) needs no branch of its own here:
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from pipeline.config import AuxiliaryConfig, ModelConfig
 from pipeline.models.heads.decoder import prior_bias
 from pipeline.models.multitask import Outputs
-from pipeline.taxonomy import CAMERAS, DETECTION_CLASSES, MAP_CLASSES
+from pipeline.taxonomy import DETECTION_CLASSES, MAP_CLASSES
 from pipeline.training.losses import depth_loss, heat_loss, line_map_loss
 from pipeline.training.targets import Targets
 
@@ -42,19 +43,11 @@ class AuxiliaryLosses(nn.Module):
             losses["image_boxes"] = weights.image_boxes * self._image_heat(outputs.image_features[self.stride], targets)
         if weights.bev_boxes:
             logits = self.bev_boxes(outputs.bev)
-            losses["bev_boxes"] = weights.bev_boxes * _mean([heat_loss(logits[i], t.bev_heat) for i, t in enumerate(targets)])
+            losses["bev_boxes"] = weights.bev_boxes * heat_loss(logits, torch.stack([target.bev_heat for target in targets]))
         if weights.bev_map:
             losses["bev_map"] = weights.bev_map * line_map_loss(self.bev_map(outputs.bev), targets)
         return losses
 
     def _image_heat(self, feature: Tensor, targets: list[Targets]) -> Tensor:
-        logits = self.image_boxes(feature)
-        logits = logits.reshape(-1, len(CAMERAS), *logits.shape[1:])
-        return _mean([heat_loss(logits[i], target.image_heat) for i, target in enumerate(targets)])
-
-
-def _mean(losses: list[Tensor]) -> Tensor:
-    total = losses[0]
-    for loss in losses[1:]:
-        total = total + loss
-    return total / len(losses)
+        heat = torch.stack([target.image_heat for target in targets])  # (B, 6, 10, Hf, Wf)
+        return heat_loss(self.image_boxes(feature), heat.flatten(0, 1))

@@ -20,7 +20,7 @@ from pipeline.dataset.index import Index
 from pipeline.dataset.records import SampleRecord
 from pipeline.dataset.stream import StreamItem, epoch_batches, segments
 from pipeline.models.point_maps import point_maps
-from pipeline.models.preprocess import normalise
+from pipeline.models.preprocess import normalise_batch
 from pipeline.training.augmentation import Augmentation, augment_ego2img, augment_images, augment_labels, draw, photometric
 from pipeline.training.labels import LabelStore
 from pipeline.training.targets import Targets, make_targets
@@ -32,7 +32,7 @@ class Sample:
 
     token: str
     starts_scene: bool
-    images: NDArray[np.float32]  # (6, 3, H, W)
+    images: NDArray[np.uint8]  # (6, H, W, 3) RGB
     ego2img: NDArray[np.float32]  # (6, 4, 4)
     point_map_feature: NDArray[np.float32]
     point_map_depth: NDArray[np.float32]
@@ -111,22 +111,21 @@ class BatchLoader:
         return Sample(
             token=record.token,
             starts_scene=starts_scene,
-            images=normalise(augment_images(pixels, augmentation)),
+            images=augment_images(pixels, augmentation),
             ego2img=ego2img,
             point_map_feature=map_feature,
             point_map_depth=map_depth,
             ego2global=record.ego2global @ np.linalg.inv(augmentation.matrix),
             timestamp_us=record.timestamp_us,
-            targets=make_targets(labels, augmentation, ego2img, model),
+            targets=make_targets(labels, augmentation, ego2img, model, random),
         )
 
 
 def collate(samples: list[Sample]) -> Batch:
-    """Stack samples; images become channels-last, the faster layout on CPU."""
-    images = torch.from_numpy(np.concatenate([sample.images for sample in samples]))
+    """Stack samples and normalise their images."""
     return Batch(
         samples,
-        images.to(memory_format=torch.channels_last),
+        normalise_batch(torch.from_numpy(np.concatenate([sample.images for sample in samples]))),
         torch.from_numpy(np.stack([sample.ego2img for sample in samples])),
         torch.from_numpy(np.stack([sample.point_map_feature for sample in samples])),
         torch.from_numpy(np.stack([sample.point_map_depth for sample in samples])),

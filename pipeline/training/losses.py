@@ -11,7 +11,7 @@ from pipeline.models import bspline
 from pipeline.models.multitask import Outputs
 from pipeline.taxonomy import MAP_CLASSES, OCCUPANCY_FREE
 from pipeline.training.assignment import nearest_anchors, one_to_one
-from pipeline.training.targets import LINE_POINTS, UNSEEN, Targets
+from pipeline.training.targets import FREE_THINNING, LINE_POINTS, UNSEEN, Targets
 
 # Weight of each number of a box state: position in metres, log size, heading, velocity.
 BOX_WEIGHTS = (1.0, 1.0, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.1, 0.1, 0.0)
@@ -46,13 +46,14 @@ def detection_loss(outputs: Outputs, anchors: Tensor, targets: list[Targets]) ->
         targets: B samples.
     """
     references = [anchors, *outputs.det_boxes[:-1]]
-    total = anchors.new_zeros(())
+    losses = []
     last = len(references) - 1
-    for layer, (reference, logits, boxes) in enumerate(zip(references, outputs.det_logits, outputs.det_boxes, strict=True)):
-        for sample, target in enumerate(targets):
-            pairs = box_pairs(reference[sample].detach(), logits[sample], boxes[sample], target, one=layer == last)
-            total = total + box_layer_loss(logits[sample], boxes[sample], target, pairs)
-    return total / (len(targets) * len(references))
+    for layer, batch in enumerate(zip(references, outputs.det_logits, outputs.det_boxes, strict=True)):
+        # unbind, not indexing: the gradient of an index fills a whole batch of zeros for each sample.
+        for reference, logits, boxes, target in zip(*(tensor.unbind() for tensor in batch), targets, strict=True):
+            pairs = box_pairs(reference.detach(), logits, boxes, target, one=layer == last)
+            losses.append(box_layer_loss(logits, boxes, target, pairs))
+    return torch.stack(losses).mean()
 
 
 def box_pairs(reference: Tensor, logits: Tensor, boxes: Tensor, target: Targets, one: bool) -> tuple[Tensor, Tensor]:
@@ -85,15 +86,16 @@ class MapLoss:
 
     def __call__(self, outputs: Outputs, anchors: Tensor, targets: list[Targets]) -> Tensor:
         """Mean over the samples that have a map label; zero without any. `anchors` (1, Q, 6, 3)."""
-        total = anchors.new_zeros(())
-        labelled = [number for number, target in enumerate(targets) if target.lines is not None]
-        layers = len(outputs.map_logits)
-        for layer in range(layers):
-            for sample in labelled:
-                reference = anchors[0] if layer == 0 else outputs.map_states[layer - 1][sample, :, :-2].detach().reshape(-1, bspline.CONTROL_POINTS, 3)
-                logits, state = outputs.map_logits[layer][sample], outputs.map_states[layer][sample]
-                total = total + self.layer_loss(logits, state, reference, targets[sample], one=layer == layers - 1)
-        return total / max(len(labelled) * layers, 1)
+        batch = len(targets)
+        references = [anchors.expand(batch, -1, -1, -1)]
+        references += [state[..., :-2].detach().reshape(batch, -1, bspline.CONTROL_POINTS, 3) for state in outputs.map_states[:-1]]
+        losses = []
+        last = len(references) - 1
+        for layer, tensors in enumerate(zip(references, outputs.map_logits, outputs.map_states, strict=True)):
+            for reference, logits, state, target in zip(*(tensor.unbind() for tensor in tensors), targets, strict=True):
+                if target.lines is not None:
+                    losses.append(self.layer_loss(logits, state, reference, target, one=layer == last))
+        return torch.stack(losses).mean() if losses else outputs.map_logits[-1].sum() * 0.0
 
     def layer_loss(self, logits: Tensor, state: Tensor, reference: Tensor, target: Targets, one: bool) -> Tensor:
         """One layer of one sample: logits (Q, 3), state (Q, 20), reference control points (Q, 6, 3)."""
@@ -166,33 +168,31 @@ class OccupancyLoss:
     """Cross-entropy with class weights plus a soft Dice loss over the classes of the sample, on the voxels a camera sees."""
 
     def __init__(self, class_weights: Tensor) -> None:
-        """`class_weights` (18,)."""
-        self.class_weights = class_weights
+        """`class_weights` (18,) for all voxels; that of free space is raised by the thinning of its targets."""
+        self.class_weights = class_weights.clone()
+        self.class_weights[OCCUPANCY_FREE] *= FREE_THINNING
 
     def __call__(self, logits: Tensor, targets: list[Targets]) -> Tensor:
         """Logits (B, V, 18); mean over the samples with labels, zero without any."""
         labelled = [number for number, target in enumerate(targets) if target.occupancy is not None]
         if not labelled:
             return logits.sum() * 0.0
-        flat_logits, flat_labels = [], []
-        for sample in labelled:
-            occupancy = targets[sample].occupancy
-            assert occupancy is not None
-            seen = (occupancy != UNSEEN).nonzero().squeeze(1)
-            flat_logits.append(logits[sample].index_select(0, seen))
-            flat_labels.append(occupancy[seen].long())
-        voxels, labels = torch.cat(flat_logits), torch.cat(flat_labels)
-        cross_entropy = functional.cross_entropy(voxels, labels, self.class_weights)
-        return cross_entropy + dice_loss(voxels, labels)
+        labels = torch.stack([target.occupancy for target in targets if target.occupancy is not None])
+        chosen = logits if len(labelled) == len(targets) else logits[labelled]
+        seen = (labels.flatten() != UNSEEN).nonzero().squeeze(1)
+        voxels, classes = chosen.flatten(0, 1).index_select(0, seen), labels.flatten()[seen].long()
+        return functional.cross_entropy(voxels, classes, self.class_weights) + dice_loss(voxels, classes)
 
 
 def dice_loss(logits: Tensor, labels: Tensor) -> Tensor:
     """1 - mean soft Dice coefficient of the classes that occur; logits (V, 18), labels (V,). It follows IoU, so rare classes count as much as common ones."""
     probability = logits.softmax(dim=-1)
-    truth = functional.one_hot(labels, logits.shape[-1]).to(probability.dtype)
-    overlap = (probability * truth).sum(0)
-    size = probability.sum(0) + truth.sum(0)
-    occurs = truth.sum(0) > 0
+    count = torch.bincount(labels, minlength=logits.shape[-1]).to(probability.dtype)
+    overlap = torch.zeros_like(count).index_add(0, labels, probability.gather(1, labels.unsqueeze(1)).squeeze(1))
+    # A kept free voxel stands for FREE_THINNING of them.
+    stands_for = torch.where(labels == OCCUPANCY_FREE, float(FREE_THINNING), 1.0)
+    size = stands_for @ probability + count
+    occurs = count > 0
     occurs[OCCUPANCY_FREE] = False
     dice = (2 * overlap + 1) / (size + 1)
     return 1 - dice[occurs].mean() if occurs.any() else logits.sum() * 0.0

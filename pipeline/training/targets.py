@@ -15,13 +15,15 @@ from pipeline.dataset.occupancy import ORIGIN_M, SHAPE, VOXEL_M
 from pipeline.models.anchors import resample
 from pipeline.models.heads.detection import BOX_STATE
 from pipeline.models.point_maps import depth_to_bin
-from pipeline.taxonomy import DETECTION_CLASSES, MAP_CLASSES
+from pipeline.taxonomy import DETECTION_CLASSES, MAP_CLASSES, OCCUPANCY_FREE
 from pipeline.training.augmentation import Augmentation, occupancy_on_grid
 from pipeline.training.labels import UNSEEN, BoxLabels, Labels, MapLines
 
 Floats = NDArray[np.float32]
 # Points of a map element that the loss compares.
 LINE_POINTS = 20
+# Most voxels are free. The loss looks at one of so many of them, chosen anew each time.
+FREE_THINNING = 4
 OCC3D_RANGE_M = tuple((low, low + VOXEL_M * count) for low, count in zip(ORIGIN_M, SHAPE, strict=True))
 
 
@@ -48,11 +50,11 @@ class Targets:
     bev_lines: Tensor | None
 
 
-def make_targets(labels: Labels, augmentation: Augmentation, ego2img: Floats, config: ModelConfig) -> Targets:
+def make_targets(labels: Labels, augmentation: Augmentation, ego2img: Floats, config: ModelConfig, random: np.random.Generator) -> Targets:
     """Targets for labels that are already in the augmented frame (occupancy alone is still in the ego frame); `ego2img` (6, 4, 4) as the network gets it."""
     boxes = boxes_in_range(labels.boxes, config)
     lines = None if labels.map is None else line_orders(labels.map)
-    occupancy = None if labels.occupancy is None else occupancy_target(labels.occupancy, augmentation, config)
+    occupancy = None if labels.occupancy is None else thin_free(occupancy_target(labels.occupancy, augmentation, config), random)
     depth = None if labels.lidar_m is None else depth_target(labels.lidar_m, ego2img, config)
     return Targets(
         boxes=torch.from_numpy(box_states(boxes)),
@@ -114,6 +116,12 @@ def occupancy_target(semantics: NDArray[np.uint8], augmentation: Augmentation, c
     return np.concatenate(flat)
 
 
+def thin_free(occupancy: NDArray[np.uint8], random: np.random.Generator) -> NDArray[np.uint8]:
+    """(V,) labels with all but one of FREE_THINNING free voxels marked UNSEEN."""
+    dropped = (occupancy == OCCUPANCY_FREE) & (random.integers(0, FREE_THINNING, occupancy.shape, dtype=np.uint8) > 0)
+    return np.where(dropped, np.uint8(UNSEEN), occupancy)
+
+
 def depth_target(lidar_m: Floats, ego2img: Floats, config: ModelConfig) -> NDArray[np.int64]:
     """(6, Hf, Wf) bin of the nearest lidar point in each feature cell, -1 without one."""
     stride = config.view.feature_stride
@@ -122,10 +130,11 @@ def depth_target(lidar_m: Floats, ego2img: Floats, config: ModelConfig) -> NDArr
     for camera, projection in enumerate(ego2img):
         image = lidar_m @ projection[:3, :3].T + projection[:3, 3]
         image = image[image[:, 2] > 0.5]
-        column = np.floor((image[:, 0] / image[:, 2] + 0.5) / stride).astype(np.int64)
-        row = np.floor((image[:, 1] / image[:, 2] + 0.5) / stride).astype(np.int64)
-        inside = (column >= 0) & (column < columns) & (row >= 0) & (row < rows)
-        np.minimum.at(depth[camera], row[inside] * columns + column[inside], image[inside, 2])
+        pixel = (image[:, :2] / image[:, 2:] + 0.5) / stride
+        inside = ((pixel >= 0) & (pixel < (columns, rows))).all(axis=1)
+        cell, near = pixel[inside].astype(np.int64), image[inside, 2]
+        order = np.argsort(-near)  # the nearest point is written last
+        depth[camera, cell[order, 1] * columns + cell[order, 0]] = near[order]
     bins = np.round(depth_to_bin(np.where(np.isfinite(depth), depth, 1e6), config.view))
     bins[(bins < 0) | (bins > config.view.depth_bins - 1)] = -1
     return bins.astype(np.int64).reshape(len(ego2img), rows, columns)

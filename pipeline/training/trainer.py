@@ -152,12 +152,12 @@ class Trainer:
         weighted = [self.task_weights[task] * loss for task, loss in task_losses.items()]
         total = torch.stack([*weighted, *extra.values()]).sum()
         if not bool(torch.isfinite(total)):
-            names = ", ".join(f"{name} {float(loss):.3g}" for name, loss in {**task_losses, **extra}.items())
+            names = ", ".join(f"{name} {float(loss.detach()):.3g}" for name, loss in {**task_losses, **extra}.items())
             raise ModelError(f"loss is not finite at step {self.step} ({names}); samples {', '.join(batch.tokens)}")
         self._optimize(total)
         self._remember(batch, outputs)
-        values = {name: float(loss) for name, loss in {**task_losses, **extra}.items()}
-        return {"loss": float(total), **values, **{f"weight_{task}": weight for task, weight in self.task_weights.items()}}
+        values = {name: float(loss.detach()) for name, loss in {**task_losses, **extra}.items()}
+        return {"loss": float(total.detach()), **values, **{f"weight_{task}": weight for task, weight in self.task_weights.items()}}
 
     def inputs(self, batch: Batch) -> Inputs:
         """Network inputs, with the temporal state of each stream."""

@@ -94,7 +94,7 @@ class MapHead(nn.Module):
         Returns:
             Class logits (B, Q, 3) and element states (B, Q, 20) of every layer.
         """
-        batch = ego2img.shape[0]
+        batch = len(ego2img)
         control_m = self.anchors if batch == 1 else self.anchors.expand(batch, -1, -1, -1)
         instance = self.embed(control_m)
         logits, states = [], []
@@ -102,9 +102,9 @@ class MapHead(nn.Module):
             reference = control_m.detach()
             instance, scores, control_m, attributes = layer(instance, reference, self.embed(reference), feature, bev, ego2img)
             logits.append(scores)
-            states.append(torch.cat([control_m.flatten(2), attributes], dim=-1))
+            states.append(torch.cat([control_m.reshape(batch, -1, CONTROL_NUMBERS), attributes], dim=-1))
         return logits, states
 
     def embed(self, control_m: Tensor) -> Tensor:
         """(B, Q, 6, 3) -> (B, Q, C)."""
-        return self.encode(control_m.flatten(2) * (2 / POINT_SCALE_M))
+        return self.encode(control_m.reshape(len(control_m), -1, CONTROL_NUMBERS) * (2 / POINT_SCALE_M))

@@ -1,6 +1,6 @@
 """Occupancy head: channel to height, after FlashOcc (Yu et al., arXiv 2311.12058). The third dimension is a dimension of channels, so that all convolutions stay two-dimensional.
 
-Each level is the BEV feature resampled to the level's cells by a constant GridSample, a convolution, and a pointwise convolution to height x class channels. Channels last is the
+Each level is the BEV feature resampled to the level's cells by a constant GridSample, and two pointwise convolutions to height x class channels. Channels last is the
 layout of the chip and of the training, so reading the channels as (height, class) moves nothing. All levels are written one after the other into one tensor.
 """
 
@@ -37,12 +37,12 @@ class OccupancyLevelHead(nn.Module):
         super().__init__()
         channels = config.occupancy.channels
         self.register_buffer("grid", level_grid(level, config.view), persistent=False)
-        self.hidden = ConvNormAct(config.view.channels, channels)
+        self.hidden = ConvNormAct(config.view.channels, channels, kernel=1)
         self.logits = nn.Conv2d(channels, len(OCCUPANCY_CLASSES) * level.cells[2], 1)
 
     def forward(self, bev: Tensor) -> Tensor:
         """(B, C, Y, X) -> logits (B, y * x * z, 18)."""
-        batch = bev.shape[0]
+        batch = len(bev)
         grid = self.grid if batch == 1 else self.grid.expand(batch, -1, -1, -1)
         resampled = functional.grid_sample(bev, grid, align_corners=False)
         return self.logits(self.hidden(resampled)).permute(0, 2, 3, 1).reshape(batch, -1, len(OCCUPANCY_CLASSES))
