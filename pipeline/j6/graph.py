@@ -21,6 +21,7 @@ from pipeline.j6.shapes import infer_static_shapes
 MIN_OPSET = 6  # the chip's own tools take 11-22; outside that window the costs hold, because they rest on shapes alone
 TOOLCHAIN_OPSETS = range(11, 23)
 CONTROL_FLOW = frozenset({"If", "Loop", "Scan", "SequenceMap"})
+SHAPE_KINDS = frozenset({"Shape", "Size"})  # shapes are static, so their values are known at compile time
 QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
 QUANTIZED_DTYPES = frozenset({"int8", "uint8", "int16", "uint16", "int32"})
 FLOAT_DTYPES = frozenset({"float32", "float16", "float64"})
@@ -163,7 +164,7 @@ class _Importer:
     def _read_node(self, index: int, node: NodeProto) -> None:
         operands = tuple(self._resolve(name) for name in node.input if name)
         outputs = tuple(name for name in node.output if name and name in self.tensors)
-        if all(self.tensors[name].constant for name in operands):
+        if node.op_type in SHAPE_KINDS or all(self.tensors[name].constant for name in operands):
             self._fold_constant(node, operands, outputs)
         elif node.op_type == QUANTIZE:
             self._fold_quantizer(index, node, operands, outputs)

@@ -167,7 +167,9 @@ def _notes(fused: FusedGraph, options: CompileOptions) -> list[str]:
     images = [name for name in fused.inputs if options.nv12 and is_image(fused.tensors[name])]
     notes = [f"input {name!r} is counted as NV12 (1.5 B a pixel)" for name in images]
     assumed = [name for block in fused.blocks for name in block.outputs if name in fused.graph.assumed]
-    if assumed:
+    if not fused.graph.quantized:
+        notes.append(f"the model carries no quantizers; every activation is taken as {options.assume_dtype}")
+    elif assumed:
         notes.append(f"{len(assumed)} block outputs carry no quantizer and are taken as {options.assume_dtype}, the first is {assumed[0]!r}")
     return notes
 

@@ -102,6 +102,7 @@ def test_shape_arithmetic_is_evaluated(tmp_path: Path):
     net.op("Reshape", [x, target], "flat")
     graph = import_onnx(net.save(tmp_path / "m.onnx", "flat"))
     assert graph.tensors["flat"].shape == (2, 96)
+    assert [op.kind for op in graph.ops] == ["Reshape"]
 
 
 def test_bad_files_are_named(tmp_path: Path, multitask: Path):

@@ -9,6 +9,7 @@ import yaml
 from onnx import numpy_helper
 
 from pipeline.errors import ConfigError, DataError, ModelError
+from pipeline.j6.assign import operator_table
 from pipeline.j6.chip import load_chip
 from pipeline.j6.conditions import Corunner, Scenario, load_scenario, simulate
 from pipeline.j6.plan import CompileOptions, compile_model, head_of, read_plan, write_plan
@@ -212,3 +213,7 @@ def test_attention_maps_stay_on_chip_head_by_head(tmp_path: Path, j6m):
     softmax = next(block for block in plan.blocks if block.kind == "Softmax")
     assert softmax.stream_bytes == 0
     assert plan.memory.temporary.peak_bytes < 24 * 400 * 400
+
+
+def test_operator_table_of_the_docs_is_current(project_root: Path):
+    assert operator_table() in (project_root / "docs" / "j6-model.md").read_text()
