@@ -59,7 +59,10 @@ def from_skeleton(pixels: SkeletonPixels, traced: SkeletonPaths) -> Network:
 
 
 def contract(network: Network, paths: NDArray[np.bool_]) -> Network:
-    """The network with the given paths (E,) shrunk to nothing: the nodes they join become one, at the mean of their places."""
+    """The network with the given paths (E,) shrunk to nothing: the nodes they join become one, at the mean of their places.
+
+    The radius of the new node covers the circles of the old ones.
+    """
     if not paths.any():
         return network
     number = len(network.node_xy)
@@ -67,7 +70,7 @@ def contract(network: Network, paths: NDArray[np.bool_]) -> Network:
     size = np.bincount(cluster, minlength=clusters)
     xy = np.stack([np.bincount(cluster, weights=network.node_xy[:, axis], minlength=clusters) / size for axis in (0, 1)], axis=1)
     radius = np.zeros(clusters)
-    np.maximum.at(radius, cluster, network.node_radius)
+    np.maximum.at(radius, cluster, network.node_radius + np.hypot(*(network.node_xy - xy[cluster]).T))
     kept = network.select(~paths)
     return Network(xy, radius, cluster[kept.ends], kept.points, kept.radius, kept.offsets)
 

@@ -1,7 +1,7 @@
 """The refiner: from the network of a skeleton to the network of the drawing.
 
 A skeleton splits a junction of wide lines into several nodes, grows a spur from every bump, ends before the line does, and breaks where the
-paint does. In order: junction clusters are merged, spurs removed, junctions moved to where their lines meet, ends moved to the tips, gaps
+paint does. In order: spurs are removed, junction clusters merged, junctions moved to where their lines meet, ends moved to the tips, gaps
 bridged.
 """
 
@@ -35,11 +35,13 @@ def refine(network: Network, lookup: Lookup, config: VectorizeConfig) -> Network
         lookup: the mask the skeleton comes from.
         config: thresholds in pixels.
     """
+    network = remove_spurs(network, config.min_spur_px)  # before merging: the roots of spurs look like junctions
     network = merge_junctions(network)
     network = remove_spurs(network, config.min_spur_px)
+    network = merge_crossings(network)
     network = move_junctions(network)
     network = move_ends(network, lookup)
-    network = bridge_gaps(network, config.max_gap_px)
+    network = bridge_gaps(network, lookup, config.max_gap_px)
     return drop_crumbs(network, config.min_spur_px)
 
 
@@ -52,19 +54,68 @@ def merge_junctions(network: Network) -> Network:
 
 
 def remove_spurs(network: Network, min_spur_px: float) -> Network:
-    """Remove dead ends at junctions that are shorter than `min_spur_px` or than the line is wide, until there are none.
+    """Remove dead ends at junctions that reach less than `min_spur_px` or half a width beyond the edge of the line they leave.
 
-    A line that forks at its end loses both prongs and keeps its stem.
+    A junction keeps its longest dead ends as far as it needs them to have two paths: a line that forks at its end keeps one prong as its
+    end, so that no line is eaten up from its ends.
     """
     while True:
         degree = network.degree
-        dead = degree[network.ends] == 1
-        at_junction = (degree[network.ends] >= 3).any(axis=1)
-        root_radius = np.where(dead[:, 0], network.node_radius[network.ends[:, 1]], network.node_radius[network.ends[:, 0]])
-        spur = dead.any(axis=1) & at_junction & (network.lengths < np.maximum(min_spur_px, 2.0 * root_radius))
-        if not spur.any():
+        dead_side = degree[network.ends] == 1
+        path = np.flatnonzero(dead_side.sum(axis=1) == 1)
+        root = np.where(dead_side[path, 0], network.ends[path, 1], network.ends[path, 0])
+        length = network.lengths[path]
+        beyond_edge = length - network.node_radius[root]
+        spur = (degree[root] >= 3) & (beyond_edge < np.maximum(min_spur_px, network.node_radius[root]))
+        path, root, length = path[spur], root[spur], length[spur]
+        order = np.lexsort((-length, root))
+        path, root = path[order], root[order]
+        rank = np.arange(len(root)) - np.searchsorted(root, root)
+        others = degree[root] - np.bincount(root, minlength=len(degree))[root]
+        removed = path[rank >= 2 - others]
+        if len(removed) == 0:
             return network
-        network = dissolve(network.select(~spur))
+        keep = np.ones(len(network.ends), dtype=bool)
+        keep[removed] = False
+        network = dissolve(network.select(keep))
+
+
+def merge_crossings(network: Network) -> Network:
+    """Contract a path between two three-way junctions that is the shared stretch of two lines crossing at a small angle.
+
+    It is, if the two other paths at one end run on straight into those at the other end. Two side streets that leave a main street one after
+    the other fail this: they are displaced by the length of the path between them.
+    """
+    three_way = network.degree == 3
+    first, second = network.ends.T
+    short = network.lengths <= 4.0 * (network.node_radius[first] + network.node_radius[second])
+    candidates = np.flatnonzero(three_way[first] & three_way[second] & (first != second) & short)
+    if len(candidates) == 0:
+        return network
+    path, side = np.nonzero(three_way[network.ends])
+    node = network.ends[path, side]
+    fit = fit_ends(network, path, side, network.node_radius[node], np.maximum(10.0, 2.0 * network.node_radius[node]))
+    width = 2.0 * mean_radius(network)
+    contracted = np.zeros(len(network.ends), dtype=bool)
+    for edge in candidates.tolist():
+        branches = [np.flatnonzero((node == end) & (path != edge)) for end in network.ends[edge]]
+        taken = contracted[path[np.concatenate(branches)]].any()
+        contracted[edge] = not taken and all(len(ends) == 2 for ends in branches) and _run_on(fit, *branches, tolerance_px=1.5 + 0.5 * width[edge])
+    return dissolve(contract(network, contracted))
+
+
+def _run_on(fit: EndFit, at_first: IntArray, at_second: IntArray, tolerance_px: float) -> bool:
+    """Whether the two path ends `at_first` and the two `at_second` pair up so that each pair lies on one straight line."""
+
+    def aligned(one: int, other: int) -> bool:
+        across = fit.base[other] - fit.base[one]
+        normal = np.array([-fit.direction[one][1], fit.direction[one][0]])
+        facing = float(fit.direction[one] @ fit.direction[other]) < -np.cos(np.radians(40.0))
+        return facing and abs(float(normal @ across)) <= tolerance_px + 0.3 * float(np.hypot(*across))
+
+    a, b = at_first.tolist()
+    c, d = at_second.tolist()
+    return (aligned(a, c) and aligned(b, d)) or (aligned(a, d) and aligned(b, c))
 
 
 def move_junctions(network: Network) -> Network:
@@ -79,7 +130,7 @@ def move_junctions(network: Network) -> Network:
     if len(path) == 0:
         return retrace(network, network.node_xy, trim)
     node = network.ends[path, side]
-    fit = fit_ends(network, path, side, skip_px=network.node_radius[node], window_px=np.maximum(6.0, 2.0 * network.node_radius[node]))
+    fit = fit_ends(network, path, side, skip_px=network.node_radius[node], window_px=np.maximum(10.0, 2.0 * network.node_radius[node]))
     trim[path, side] = np.maximum(fit.skipped, 1)
     xy = _meeting_points(node, fit, network.node_xy)
     moved = np.hypot(*(xy - network.node_xy).T)
@@ -113,12 +164,12 @@ def move_ends(network: Network, lookup: Lookup) -> Network:
         return network
     node = network.ends[path, side]
     radius = mean_radius(network)[path]
-    fit = fit_ends(network, path, side, skip_px=radius + 1.0, window_px=np.maximum(6.0, 3.0 * radius))
+    fit = fit_ends(network, path, side, skip_px=radius + 1.0, window_px=np.maximum(12.0, 3.0 * radius))
     old = ((network.node_xy[node] - fit.base) * fit.direction).sum(axis=1)
     tip, at_border = _cast(fit, lookup, longest_px=float((old + 2.0 * radius).max()) + 3.0)
     cap = np.where(at_border, 0.0, _cap_share(fit, tip, radius - 0.5, lookup) * (radius - 0.5))
     reached = tip - cap
-    straight = tip >= old  # else the line bends away: the old end is the better one
+    straight = at_border | (tip >= old - radius)  # else the line bends away: the old end is the better one
     xy = network.node_xy.copy()
     xy[node[straight]] = (fit.base + reached[:, None] * fit.direction)[straight]
     trim = np.ones_like(network.ends)
@@ -147,20 +198,24 @@ def _cap_share(fit: EndFit, tip: FloatArray, half_width: FloatArray, lookup: Loo
     return np.where(half_width < THINNEST_CAP_PX, 0.5, (filled < ROUND_CAP_FILL).astype(np.float64))
 
 
-def bridge_gaps(network: Network, max_gap_px: float) -> Network:
+def bridge_gaps(network: Network, lookup: Lookup, max_gap_px: float) -> Network:
     """Join free ends that face each other across at most `max_gap_px`, nearest first; each end is used once.
 
-    Both ends have to point along the gap, within 60 degrees where it is a few pixels and the direction is uncertain, within 25 degrees at the
-    longest gap. Two ends of one line are joined too, which closes it, if the line is longer than three gaps.
+    The gap is between the tips of the paint, so half a width at either end does not count. Both ends have to point along it within 60
+    degrees, unless they all but touch. Two ends of one line are joined too, which closes it, if the line is longer than three gaps. Ends at
+    the border of the mask are left alone: their lines go on outside.
     """
     path, side = np.nonzero(network.degree[network.ends] == 1)
     if max_gap_px <= 0 or len(path) < 2:
         return network
     node, lengths = network.ends[path, side], network.lengths
-    skip = np.zeros(len(path))
-    direction = fit_ends(network, path, side, skip_px=skip, window_px=np.full(len(path), 12.0)).direction
-    xy = network.node_xy[node]
-    pairs = cKDTree(xy).query_pairs(max_gap_px, output_type="ndarray")
+    xy, direction = network.node_xy[node], _tip_direction(network, path, side)
+    inner = lookup(xy + 2.0 * direction) != -1
+    path, side, node, xy, direction = path[inner], side[inner], node[inner], xy[inner], direction[inner]
+    if len(path) < 2:
+        return network
+    radius = mean_radius(network)[path]
+    pairs = cKDTree(xy).query_pairs(max_gap_px + 2.0 * float(radius.max()), output_type="ndarray")
     if len(pairs) == 0:
         return network
     pairs = pairs[(path[pairs[:, 0]] != path[pairs[:, 1]]) | (lengths[path[pairs[:, 0]]] > 3.0 * max_gap_px)]
@@ -168,8 +223,9 @@ def bridge_gaps(network: Network, max_gap_px: float) -> Network:
     gap = np.maximum(np.hypot(*across.T), 1e-9)
     ahead = (direction[pairs[:, 0]] * across).sum(axis=1) / gap
     back = -(direction[pairs[:, 1]] * across).sum(axis=1) / gap
-    worst = np.cos(np.radians(60.0 - 35.0 * gap / max_gap_px))
-    fits = (np.minimum(ahead, back) >= worst) | (gap <= 1.5)
+    longest = max_gap_px + radius[pairs[:, 0]] + radius[pairs[:, 1]]
+    touching = gap <= 1.0 + radius[pairs[:, 0]] + radius[pairs[:, 1]]
+    fits = (gap <= longest) & ((np.minimum(ahead, back) >= 0.5) | touching)
     cost = gap * (3.0 - ahead - back)
     used: set[int] = set()
     bridges = []
@@ -180,6 +236,16 @@ def bridge_gaps(network: Network, max_gap_px: float) -> Network:
             points = xy[[first, second]]
             bridges.append(NewPath((int(node[first]), int(node[second])), points, network.node_radius[node[[first, second]]]))
     return dissolve(append(network, bridges))
+
+
+def _tip_direction(network: Network, path: IntArray, side: IntArray) -> FloatArray:
+    """(A, 2) unit vectors in which path ends point: of the last 8 points, turned on by half of what the line turned since the 8 before."""
+    last, before = (
+        fit_ends(network, path, side, skip_px=np.full(len(path), skip), window_px=np.full(len(path), 8.0)).direction for skip in (0.0, 8.0)
+    )
+    turn = 0.5 * np.arctan2(before[:, 0] * last[:, 1] - before[:, 1] * last[:, 0], (before * last).sum(axis=1))
+    cos, sin = np.cos(turn), np.sin(turn)
+    return np.stack([last[:, 0] * cos - last[:, 1] * sin, last[:, 0] * sin + last[:, 1] * cos], axis=1)
 
 
 def drop_crumbs(network: Network, min_length_px: float) -> Network:
