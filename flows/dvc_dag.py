@@ -1,7 +1,8 @@
 """The DVC pipeline as a flow sees it: a graph of stage names and a way to bring one stage up to date.
 
-Nothing here knows Prefect. A stage runs as `python -m dvc --wait-for-lock repro -s <stage>`, the same command a person would use: `--wait-for-lock`
-because DVC gives up its repository lock after 3 s and a stage that ran beside another one would lose its result; `-s` because the graph is followed by the caller.
+Nothing here knows Prefect. A stage runs as `python -m dvc --wait-for-lock repro -s <stage>`, the same command a person would use:
+`--wait-for-lock` because DVC gives up its repository lock after 3 s, and a stage that ran beside another one would lose its result;
+`-s` because the caller follows the graph.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ Result = Literal["Completed", "Unchanged", "Restored"]
 LineSink = Callable[[str], None]
 
 # What DVC prints when the cause lies outside the stage, so that trying again can help.
-OUTSIDE_CAUSES = ("Unable to acquire lock", "failed to acquire lock", "is busy, it is being blocked by", "Could not connect to", "Connection refused", "timed out")
+OUTSIDE_CAUSES = ("Unable to acquire lock", "is busy, it is being blocked by", "Could not connect to", "Connection refused", "timed out")
 COMMAND_FAILED = re.compile(r"failed to run: .*exited with (-?\d+)$")
 TEMPORARY_EXIT_STATUS = os.EX_TEMPFAIL  # a stage that cannot reach a service may end with this status to be tried again
 TERMINATE_GRACE_S = 10.0

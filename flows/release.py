@@ -61,10 +61,7 @@ def main(argv: list[str] | None = None) -> int:
     verbs.add_parser("rollback").add_argument("--reason", help="recorded")
     options = parser.parse_args(argv)
     try:
-        if options.verb == "promote":
-            change = promote_model(None, options.version, options.force)
-        else:
-            change = rollback_model(None, options.reason)
+        change = promote_model(None, options.version, options.force) if options.verb == "promote" else rollback_model(None, options.reason)
     except BevError as error:
         print(f"{options.verb}: error: {error}", file=sys.stderr)
         return 1

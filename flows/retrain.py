@@ -32,7 +32,8 @@ from pipeline.tracking.registration import Registration, register_release
 
 Mode = Literal["stages", "single"]
 PARALLEL_STAGES = 2  # threads that wait for DVC; independent stages (evaluate beside export) overlap, and each uses all cores by itself
-RETRY_DELAYS_S = [10, 60]
+STAGE_RUNNER: ThreadPoolTaskRunner[Any] = ThreadPoolTaskRunner(max_workers=PARALLEL_STAGES)
+RETRY_DELAYS_S: list[float] = [10, 60]
 
 
 def is_outside_cause(_task: Any, _task_run: Any, state: State[Any]) -> bool:
@@ -43,8 +44,8 @@ def is_outside_cause(_task: Any, _task_run: Any, state: State[Any]) -> bool:
 
 # DVC decides what is up to date, so Prefect must not cache on its own.
 @task(cache_policy=NO_CACHE, retries=len(RETRY_DELAYS_S), retry_delay_seconds=RETRY_DELAYS_S, retry_condition_fn=is_outside_cause)
-def run_stage(root: Path, name: str) -> State[StageOutcome]:
-    """One DVC stage. The state is called what DVC did: Completed, Unchanged or Restored."""
+def run_stage(root: Path, name: str) -> Any:
+    """One DVC stage. Returns a `StageOutcome` in a state that is called what DVC did: Completed, Unchanged or Restored."""
     outcome = reproduce_stage(root, name, get_run_logger().info)
     return Completed(name=outcome.result, message=f"{outcome.seconds:.1f} s", data=outcome)
 
@@ -66,7 +67,7 @@ def register(root: Path) -> Registration:
     return registration
 
 
-@flow(name="retrain", task_runner=ThreadPoolTaskRunner(max_workers=PARALLEL_STAGES))
+@flow(name="retrain", task_runner=STAGE_RUNNER)
 def retrain(root: str | None = None, mode: Mode = "stages", register_model: bool = True) -> Registration | None:
     """Run the DVC pipeline and register its result.
 
@@ -95,7 +96,7 @@ def run_stages(root: Path) -> None:
     Raises:
         BevError: at least one stage failed; stages that do not depend on it have run.
     """
-    futures: dict[str, PrefectFuture[StageOutcome]] = {}
+    futures: dict[str, PrefectFuture[Any]] = {}
     for node in read_dag(root):
         upstream = [futures[name] for name in node.upstream]
         futures[node.name] = run_stage.with_options(name=node.name).submit(root, node.name, wait_for=upstream)
@@ -113,7 +114,7 @@ def show_stages(lines: list[tuple[str, str, float | None]]) -> None:
     get_run_logger().info("\n" + table)
 
 
-def _line(name: str, state: State[StageOutcome]) -> tuple[str, str, float | None]:
+def _line(name: str, state: State[Any]) -> tuple[str, str, float | None]:
     seconds = state.result().seconds if state.is_completed() else None  # failed, or never ready because an earlier stage failed
     return name, state.name or state.type.value, seconds
 

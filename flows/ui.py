@@ -103,7 +103,8 @@ def _port(environment: Mapping[str, str], variable: str, default: int) -> int:
         try:
             probe.bind((HOST, int(text)))
         except OSError as error:
-            raise ConfigError(f"{variable} = {text}: cannot listen on {HOST}:{text} ({error.strerror}). Choose another: make ui {variable}=...") from None
+            problem = f"cannot listen on {HOST}:{text} ({error.strerror})"
+            raise ConfigError(f"{variable} = {text}: {problem}. Choose another: make ui {variable}=...") from None
     return int(text)
 
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,12 +34,23 @@ class Answer:
     status: int = 0
 
 
+# Verbs of `python -m pipeline.j6`, which stands alone (onnx and numpy only) and reads its own arguments.
+HARDWARE_MODEL_VERBS = {
+    "compile": "Compile an ONNX model for a chip: execution plan and memory map.",
+    "profile": "Simulated latency, bandwidth and memory of an ONNX model or a plan.",
+    "j6": "All of the hardware model: profile, compile, fit, validate, chips.",
+}
 Verb = Callable[[argparse.Namespace], Answer]
 
 
 def main(argv: list[str] | None = None) -> int:
     """Entry point of the console script. Returns the exit status."""
-    options = _parser().parse_args(argv)
+    arguments = sys.argv[1:] if argv is None else argv
+    if arguments and arguments[0] in HARDWARE_MODEL_VERBS:
+        from pipeline.j6.__main__ import main as hardware_model
+
+        return hardware_model(arguments[1:] if arguments[0] == "j6" else arguments)
+    options = _parser().parse_args(arguments)
     try:
         # Libraries print to stdout at will; there it would spoil the JSON document.
         with contextlib.redirect_stdout(sys.stderr):
@@ -78,8 +91,11 @@ def summary(options: argparse.Namespace) -> Answer:
 
 def run_stage(options: argparse.Namespace) -> Answer:
     """Bring one stage, and what it depends on, up to date (`dvc repro <stage>`)."""
-    done = subprocess.run([sys.executable, "-m", "dvc", "--wait-for-lock", "repro", options.verb], cwd=options.project, stdout=sys.stderr)
-    return Answer({"stage": options.verb, "status": done.returncode}, f"{options.verb}: {'up to date' if done.returncode == 0 else 'failed'}", int(done.returncode != 0))
+    # `python` in dvc.yaml is the interpreter of this command, whether its environment is activated or not.
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    command = [sys.executable, "-m", "dvc", "--wait-for-lock", "repro", options.verb]
+    failed = subprocess.run(command, cwd=options.project, env=os.environ | {"PATH": path}, stdout=sys.stderr).returncode != 0
+    return Answer({"stage": options.verb, "up_to_date": not failed}, f"{options.verb}: {'failed' if failed else 'up to date'}", int(failed))
 
 
 def gate(options: argparse.Namespace) -> Answer:
@@ -90,9 +106,8 @@ def gate(options: argparse.Namespace) -> Answer:
     document = read_json(path)
     if not isinstance(document, dict) or not isinstance(document.get("passed"), bool):
         raise DataError(f"{path}: field passed must be true or false")
-    lines = [
-        f"{'pass' if rule['passed'] else rule['severity']:8s} {rule['name']}: {rule['value']} (limit {rule['limit']})" for rule in document.get("rules", [])
-    ]
+    rules = document.get("rules", [])
+    lines = [f"{'pass' if rule['passed'] else rule['severity']:8s} {rule['name']}: {rule['value']} (limit {rule['limit']})" for rule in rules]
     return Answer(document, "\n".join([*lines, f"gate: {'passed' if document['passed'] else 'FAILED'}"]), int(not document["passed"]))
 
 
@@ -112,6 +127,36 @@ def doctor(options: argparse.Namespace) -> Answer:
     lines = [f"{ {True: 'ok', False: 'FAULT', None: '-'}[check.ok]:6s} {check.name}: {check.detail}" for check in checks]
     healthy = all(check.ok is not False for check in checks)
     return Answer({"healthy": healthy, "checks": [check.as_dict() for check in checks]}, "\n".join(lines), int(not healthy))
+
+
+# ------------------------------------------------------------------------------------------------------- your own data, model
+def validate(options: argparse.Namespace) -> Answer:
+    """Judge a nuScenes-format data set; status 1 unless it passes. Writes nothing."""
+    from pipeline.validation.command import print_summary, validate_dataset
+
+    paths = _paths(options)
+    config = _config(paths) if paths.params.is_file() else _defaults()
+    report = validate_dataset(options.dataroot, options.version, config.validation, config.execution.workers)
+    with contextlib.redirect_stdout(io.StringIO()) as text:
+        print_summary(report)
+    return Answer(report, text.getvalue().rstrip(), int(not report["passed"]))
+
+
+def vectorize(options: argparse.Namespace) -> Answer:
+    """Mask images to one GeoJSON or map expansion file."""
+    from pipeline.maps.vectorize.command import vectorize_files
+
+    done = vectorize_files(options.masks, options.resolution, options.out, classes=options.classes, origin_m=tuple(options.origin))
+    return Answer(asdict(done), str(done))
+
+
+def quantize(options: argparse.Namespace) -> Answer:
+    """A float ONNX model to INT8."""
+    from pipeline.quantization.command import quantize_model
+
+    done = quantize_model(options.model, options.calib, options.chip, options.out)
+    document = {"out": str(options.out), "tensors": done.counts(), "promoted": dict(done.promoted), "output_noise": dict(done.noise_after)}
+    return Answer(document, f"{options.out}: {done}")
 
 
 # ------------------------------------------------------------------------------------------------------------ the registry
@@ -156,6 +201,12 @@ def _config(paths: Paths, chip: str | None = None) -> Config:
     return load_config(paths.params, {"j6": {"chip": chip}} if chip else None)
 
 
+def _defaults() -> Config:
+    from pipeline.config import Config
+
+    return Config()
+
+
 def _headline(report: dict[str, dict[str, float]]) -> dict[str, float]:
     """The one number of each head that was evaluated."""
     names = {"detection": "mAP", "map": "AP", "occupancy": "mIoU"}
@@ -164,9 +215,11 @@ def _headline(report: dict[str, dict[str, float]]) -> dict[str, float]:
 
 # ------------------------------------------------------------------------------------------------------------- command line
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="bevj6", description="From nuScenes-format data to a gated INT8 BEV model with a simulated Journey 6 latency.")
+    text = "From nuScenes-format data to a gated INT8 BEV model with a simulated Journey 6 latency."
+    parser = argparse.ArgumentParser(prog="bevj6", description=text)
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     _add_project_verbs(verbs)
+    _add_model_verbs(verbs)
     _add_registry_verbs(verbs)
     return parser
 
@@ -174,11 +227,11 @@ def _parser() -> argparse.ArgumentParser:
 def _add(verbs: Any, name: str, function: Verb, help_text: str | None = None) -> argparse.ArgumentParser:
     """A verb with the options that all verbs have."""
     text = help_text or (function.__doc__ or "").strip()
-    verb = verbs.add_parser(name, help=text, description=text)
+    verb: argparse.ArgumentParser = verbs.add_parser(name, help=text, description=text)
     verb.add_argument("--json", action="store_true", help="one JSON document on stdout")
     verb.add_argument("--project", type=Path, default=Path(), metavar="DIR", help="directory of dvc.yaml and params.yaml (default: the current one)")
     verb.set_defaults(verb_function=function)
-    return verb  # type: ignore[no-any-return]
+    return verb
 
 
 def _add_project_verbs(verbs: Any) -> None:
@@ -191,6 +244,25 @@ def _add_project_verbs(verbs: Any) -> None:
     verb.add_argument("a", metavar="A", help="a directory with reports/, or a git revision of the project")
     verb.add_argument("b", metavar="B", help="the other one")
     _add(verbs, "doctor", doctor, "What is set up and reachable.")
+
+
+def _add_model_verbs(verbs: Any) -> None:
+    verb = _add(verbs, "validate", validate)
+    verb.add_argument("dataroot", type=Path, metavar="DATAROOT", help="directory that holds the tables' directory and the sensor files")
+    verb.add_argument("--version", required=True, help="name of the tables' directory, for example v1.0-mini")
+    verb = _add(verbs, "vectorize", vectorize)
+    verb.add_argument("masks", type=Path, nargs="+", metavar="MASK", help="image: bright is on, or values 1, 2, 3 for divider, crossing, area")
+    verb.add_argument("--resolution", type=float, required=True, metavar="M", help="size of a pixel, m")
+    verb.add_argument("--out", type=Path, required=True, help=".geojson, or .json for a nuScenes map expansion")
+    verb.add_argument("--classes", nargs="+", help="class of each mask (default: from the file name, else from its shape)")
+    verb.add_argument("--origin", type=float, nargs=2, default=(0.0, 0.0), metavar=("X", "Y"), help="map coordinates of the lower left corner, m")
+    verb = _add(verbs, "quantize", quantize)
+    verb.add_argument("model", type=Path, help="float32 ONNX model with static shapes")
+    verb.add_argument("--calib", type=Path, required=True, metavar="DIR", help="folder of .npy or .npz batches, normalised as in training")
+    verb.add_argument("--chip", default="j6m", help="chip profile (default: j6m)")
+    verb.add_argument("--out", type=Path, required=True, help="INT8 model to write")
+    for name, text in HARDWARE_MODEL_VERBS.items():
+        verbs.add_parser(name, help=text)  # for the list in --help; `main` hands them over before this parser reads
 
 
 def _add_registry_verbs(verbs: Any) -> None:

@@ -82,7 +82,8 @@ def read_snapshot(root: Path, version: str) -> Snapshot:
     training = _json(version, "models/float/metrics.json", read)
     profile, gate = reports["profile"] or {}, reports["gate"] or {}
     identity = {"data_fingerprint": dataset.get("fingerprint"), "chip": profile.get("chip"), "chip_profile_hash": profile.get("profile_hash")}
-    identity["gate"] = {True: "passed", False: "failed"}.get(gate.get("passed"))
+    if "passed" in gate:
+        identity["gate"] = "passed" if gate["passed"] else "failed"
     return Snapshot(
         report_metrics(reports["eval_float"], reports["eval_int8"], profile, training),
         flatten_params(yaml.safe_load(read("params.yaml") or "{}")),

@@ -90,7 +90,7 @@ def verify_stored_model(model_uri: str, expected_sha256: str) -> None:
         content = file.read_bytes()
     actual = hashlib.sha256(content).hexdigest()
     if actual != expected_sha256:
-        raise DataError(f"{model_uri}: model.onnx has sha256 {actual}, it was logged with {expected_sha256}: the artifact was changed after it was logged")
+        raise DataError(f"{model_uri}: model.onnx has sha256 {actual}, logged was {expected_sha256}: it was changed after it was logged")
     try:
         onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's exceptions are not importable names

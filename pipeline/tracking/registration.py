@@ -60,10 +60,8 @@ def ensure_version(client: MlflowClient, release: Release, run: LoggedRun) -> tu
 
     found = list(client.search_model_versions(f"name = '{release.name}' and tags.`{LOCK_TAG}` = '{release.key}'"))
     created = not found
-    if found:
-        version = found[0]
-    else:
-        version = mlflow.register_model(run.model_uri, release.name, tags={**release.tags, MODEL_HASH_TAG: run.model_sha256})
+    tags = {**release.tags, MODEL_HASH_TAG: run.model_sha256}
+    version = found[0] if found else mlflow.register_model(run.model_uri, release.name, tags=tags)
     if created or CANDIDATE not in client.get_registered_model(release.name).aliases:
         client.set_registered_model_alias(release.name, CANDIDATE, str(version.version))
     return version, created

@@ -70,7 +70,8 @@ def promote(paths: Paths, config: Config, version: int | None = None, force_reas
             raise PromotionError(f"{name} version {target.version}: is {CHAMPION} already")
         gate = target.tags.get("bevj6.gate", "unknown")
         if gate != "passed" and not force_reason:
-            raise PromotionError(f"{name} version {target.version}: gate is {gate!r}, must be 'passed'. See reports/gate.json of its run; --force REASON overrules")
+            hint = "See reports/gate.json of its run; --force REASON overrules"
+            raise PromotionError(f"{name} version {target.version}: gate is {gate!r}, must be 'passed'. {hint}")
         _verify(target)
         change = _change("promote", target, champion, force_reason)
         _move_champion(client, change)
@@ -81,7 +82,7 @@ def promote(paths: Paths, config: Config, version: int | None = None, force_reas
 
 
 def rollback(paths: Paths, config: Config, reason: str | None = None) -> AliasChange:
-    """Make the `previous` version champion again; `previous` then is the one that was champion before that, if any, so rollbacks can follow each other.
+    """Make the `previous` version champion again; `previous` then is the champion before that, if any, so rollbacks can follow each other.
 
     Raises:
         PromotionError: there is no previous version.

@@ -103,8 +103,8 @@ def read_metrics(paths: Paths) -> dict[str, float]:
         DataError: eval_float.json, eval_int8.json or profile.json is missing or malformed.
     """
     training = paths.float_dir / "metrics.json"
-    reports = [read_json(paths.report(name)) for name in ("eval_float.json", "eval_int8.json", "profile.json")]
-    return report_metrics(*reports, read_json(training) if training.is_file() else None)
+    eval_float, eval_int8, profile = (read_json(paths.report(name)) for name in ("eval_float.json", "eval_int8.json", "profile.json"))
+    return report_metrics(eval_float, eval_int8, profile, read_json(training) if training.is_file() else None)
 
 
 def report_metrics(eval_float: Any, eval_int8: Any, profile: Any, training: Any) -> dict[str, float]:

@@ -89,7 +89,8 @@ def _log_dataset(release: Release) -> None:
 
     data = release.data
     source = CodeDatasetSource({"dvc.source": data.source, "bevj6.data_fingerprint": data.fingerprint})
-    mlflow.log_input(MetaDataset(source, name=data.name, digest=data.fingerprint[:DIGEST_LENGTH]), context="training")
+    dataset = MetaDataset(source, name=data.name, digest=data.fingerprint[:DIGEST_LENGTH])  # type: ignore[abstract]  # mlflow's own class, complete at run time
+    mlflow.log_input(dataset, context="training")
 
 
 def _log_files(client: MlflowClient, run_id: str, release: Release) -> None:

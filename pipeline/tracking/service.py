@@ -44,12 +44,12 @@ class Service:
 
 
 def find_service(root: Path) -> Service:
-    """MLFLOW_TRACKING_URI where it is set, else `<root>/mlflow.db` with files in `<root>/mlartifacts` (absolute: DVC experiments run elsewhere)."""
-    uri = os.environ.get("MLFLOW_TRACKING_URI")
-    if uri:
-        return Service(uri, None)
+    """MLFLOW_TRACKING_URI where it is set, else `<root>/mlflow.db` (absolute: DVC experiments run elsewhere). A server decides where files go;
+    with a database that is opened directly they go to `<root>/mlartifacts`.
+    """
     root = root.resolve()
-    return Service(f"sqlite:///{root / 'mlflow.db'}", (root / "mlartifacts").as_uri())
+    uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{root / 'mlflow.db'}"
+    return Service(uri, None if uri.startswith("http") else (root / "mlartifacts").as_uri())
 
 
 def check_reachable(uri: str, service: str) -> None:

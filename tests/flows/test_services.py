@@ -1,0 +1,139 @@
+"""Files that other tools read: compose file, deployments, telemetry settings."""
+
+from __future__ import annotations
+
+import re
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pipeline.errors import ConfigError
+from pipeline.telemetry import OFF
+
+LONG_RUNNING = {"postgres", "s3", "mlflow", "prefect", "worker"}
+
+
+@pytest.fixture(scope="module")
+def compose(project_root: Path) -> dict[str, Any]:
+    return yaml.safe_load((project_root / "docker-compose.yml").read_text())
+
+
+def test_services_are_complete_healthy_and_without_root(compose: dict[str, Any]) -> None:
+    services = compose["services"]
+    assert set(services) == LONG_RUNNING | {"s3-volume"}
+    for name in LONG_RUNNING:
+        service = services[name]
+        assert service["healthcheck"]["test"][0] == "CMD", name
+        assert service["user"].split(":")[0] not in ("0", "root"), name
+        assert service["restart"] == "unless-stopped", name
+        assert "no-new-privileges:true" in service["security_opt"], name
+    # The one job that is root has no network and ends.
+    assert services["s3-volume"]["network_mode"] == "none"
+    assert "restart" not in services["s3-volume"]
+
+
+def test_ports_are_on_loopback_and_images_are_pinned(compose: dict[str, Any], project_root: Path) -> None:
+    for name, service in compose["services"].items():
+        for port in service.get("ports", []):
+            assert port.startswith("127.0.0.1:"), f"{name}: {port}"
+        tag = service["image"].partition(":")[2]
+        assert re.search(r"\d+\.\d+", tag), f"{name}: {service['image']}"
+    base = re.search(r"^FROM (\S+)$", (project_root / "Dockerfile").read_text(), re.MULTILINE)
+    assert base is not None
+    assert re.fullmatch(r"python:3\.1[12]\.\d+-slim-\w+", base[1])
+    for line in (project_root / "services/requirements.txt").read_text().splitlines():
+        assert line.startswith("#") or re.fullmatch(r"[\w-]+==[\d.]+", line), line
+
+
+def test_passwords_come_from_env_and_have_no_default(compose: dict[str, Any], project_root: Path) -> None:
+    example = dict(line.split("=", 1) for line in (project_root / ".env.example").read_text().splitlines() if line and not line.startswith("#"))
+    text = (project_root / "docker-compose.yml").read_text()
+    used = set(re.findall(r"\$\{(\w+)", text))
+    assert used <= set(example)
+    for secret in (name for name in used if name.endswith(("PASSWORD", "SECRET_KEY"))):
+        assert example[secret] == "", secret
+        assert all(rest.startswith(":?") for rest in re.findall(rf"\$\{{{secret}([^}}]*)\}}", text)), secret
+    assert ".env" in (project_root / ".gitignore").read_text().splitlines()
+
+
+def test_mlflow_server_lets_in_every_name_it_is_called_by(compose: dict[str, Any]) -> None:
+    """--allowed-hosts replaces MLflow's list: a name that is left out gets 403."""
+    from mlflow.server.security_utils import is_allowed_host_header
+
+    mlflow = compose["services"]["mlflow"]
+    flags = dict(part.removeprefix("--").split("=", 1) for part in mlflow["command"] if part.startswith("--"))
+    allowed = flags["allowed-hosts"].split(",")
+    worker = compose["services"]["worker"]["environment"]["MLFLOW_TRACKING_URI"].removeprefix("http://")
+    for host in (worker, "mlflow", "127.0.0.1:5000", "localhost:5000", "localhost:5001"):
+        assert is_allowed_host_header(allowed, host), host
+    assert not is_allowed_host_header(allowed, "evil.example.org")
+    assert "*" not in allowed
+    assert flags["workers"] == "1"
+    assert mlflow["environment"]["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] == "false"
+
+
+def test_deployments_load_as_prefect_models(project_root: Path) -> None:
+    from prefect.cli.deploy._models import PrefectYamlModel
+    from prefect.flows import load_flow_from_entrypoint
+
+    document = PrefectYamlModel.model_validate(yaml.safe_load((project_root / "prefect.yaml").read_text()))
+    by_name = {deployment.name: deployment for deployment in document.deployments}
+    assert set(by_name) == {"nightly", "promote", "rollback"}
+    assert by_name["nightly"].schedules[0].cron == "0 2 * * *"
+    for deployment in by_name.values():
+        assert deployment.concurrency_limit.limit == 1
+        flow = load_flow_from_entrypoint(str(project_root / deployment.entrypoint))
+        assert set(deployment.parameters or {}) <= set(flow.parameters.properties)
+
+
+def test_telemetry_is_off_everywhere(compose: dict[str, Any], project_root: Path) -> None:
+    places = {
+        "worker": compose["services"]["worker"]["environment"],
+        "mlflow": compose["services"]["mlflow"]["environment"],
+        "prefect": compose["services"]["prefect"]["environment"],
+        "prefect.yaml": yaml.safe_load((project_root / "prefect.yaml").read_text())["deployments"][0]["work_pool"]["job_variables"]["env"],
+        ".env.example": dict(re.findall(r"^(\w+)=(.*)$", (project_root / ".env.example").read_text(), re.MULTILINE)),
+        "Dockerfile": dict(re.findall(r"(\w+)=(\w+)", (project_root / "Dockerfile").read_text())),
+        "Makefile": dict(re.findall(r"^export (\w+) := (\w+)$", (project_root / "Makefile").read_text(), re.MULTILINE)),
+    }
+    same = {"true": "true", "1": "true", "false": "false"}
+    for place, settings in places.items():
+        assert {name: same[settings[name]] for name in OFF} == OFF, place
+    assert tomllib.loads((project_root / "prefect.toml").read_text())["server"]["analytics_enabled"] is False
+    dvc = (project_root / ".dvc/config").read_text()
+    assert "analytics = false" in dvc
+    assert "check_update = false" in dvc
+
+
+def test_importing_the_project_switches_telemetry_off() -> None:
+    import subprocess
+
+    code = "import os, {0}; print([os.environ[name] for name in {1!r}])"
+    for package in ("pipeline", "flows"):
+        done = subprocess.run([sys.executable, "-c", code.format(package, list(OFF))], capture_output=True, text=True, check=True, env={})
+        assert done.stdout.strip() == str(list(OFF.values()))
+
+
+@pytest.mark.parametrize("value", ["http", "0", "70000"])
+def test_port_that_is_none_is_named(value: str, tmp_path: Path) -> None:
+    from flows.ui import local_servers
+
+    with pytest.raises(ConfigError, match=f"PREFECT_PORT = '{value}': must be a port number"):
+        local_servers(tmp_path, {"MLFLOW_PORT": "59997", "PREFECT_PORT": value})
+
+
+def test_port_that_is_taken_says_how_to_change_it(tmp_path: Path) -> None:
+    import socket
+
+    from flows.ui import local_servers
+
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = str(other.getsockname()[1])
+        with pytest.raises(ConfigError, match=rf"MLFLOW_PORT = {port}: cannot listen .* make ui MLFLOW_PORT="):
+            local_servers(tmp_path, {"MLFLOW_PORT": port})
