@@ -15,13 +15,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
 
-from prefect import State, flow, task
+from prefect import State, Task, flow, task
 from prefect.artifacts import create_link_artifact, create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.futures import PrefectFuture, wait
 from prefect.logging import get_run_logger
 from prefect.states import Completed
-from prefect.task_runners import ThreadPoolTaskRunner
+from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 
 from flows.dvc_dag import StageInterruptedError, StageOutcome, read_dag, reproduce_all, reproduce_stage, stop_running
 from flows.summary import stage_table
@@ -32,7 +32,7 @@ from pipeline.tracking.registration import Registration, register_release
 
 Mode = Literal["stages", "single"]
 PARALLEL_STAGES = 2  # threads that wait for DVC; independent stages (evaluate beside export) overlap, and each uses all cores by itself
-STAGE_RUNNER: ThreadPoolTaskRunner[Any] = ThreadPoolTaskRunner(max_workers=PARALLEL_STAGES)
+STAGE_RUNNER: TaskRunner[Any] = ThreadPoolTaskRunner(max_workers=PARALLEL_STAGES)
 RETRY_DELAYS_S: list[float] = [10, 60]
 
 
@@ -99,7 +99,8 @@ def run_stages(root: Path) -> None:
     futures: dict[str, PrefectFuture[Any]] = {}
     for node in read_dag(root):
         upstream = [futures[name] for name in node.upstream]
-        futures[node.name] = run_stage.with_options(name=node.name).submit(root, node.name, wait_for=upstream)
+        stage: Task[..., Any] = run_stage.with_options(name=node.name)
+        futures[node.name] = stage.submit(root, node.name, wait_for=upstream)
     wait(list(futures.values()))
     show_stages([_line(name, future.state) for name, future in futures.items()])
     failed = [str(future.state.result(raise_on_failure=False)) for future in futures.values() if future.state.is_failed()]

@@ -23,7 +23,7 @@ LOCAL_UI = "http://127.0.0.1:5000"  # where `make ui` serves the local database
 CLIENT_DEFAULTS = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
     "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
-    "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "60",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # stdout belongs to the one JSON document of `bevj6 --json`
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
 }

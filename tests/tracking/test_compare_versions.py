@@ -48,7 +48,7 @@ def test_revision_against_the_working_tree(built_copy: Path) -> None:
 
 @pytest.mark.parametrize("name", ["no-such-branch", "--help", "../elsewhere"])
 def test_unknown_version_is_named(built_copy: Path, name: str) -> None:
-    with pytest.raises(DataError, match="neither a directory in .* nor a git revision"):
+    with pytest.raises(DataError, match=r"neither a directory in .* nor a git revision"):
         compare_versions(built_copy, ".", name)
 
 

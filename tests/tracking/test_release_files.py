@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 from pathlib import Path
@@ -66,7 +67,7 @@ def test_directory_outside_git_says_so(tmp_path: Path) -> None:
         (lambda root: (root / "dvc.lock").write_text("schema: '2.0'\n"), r"dvc\.lock: has no mapping `stages`"),
         (lambda root: (root / "models/float/curves.csv").unlink(), r"models/float/curves\.csv: file not found"),
         (lambda root: (root / "models/float/curves.csv").write_text("epoch,loss\n1,2\n"), r"columns are \['epoch', 'loss'\]: one must be 'step'"),
-        (lambda root: (root / "models/float/curves.csv").write_text("step,loss\n1,two\n"), r"curves\.csv: line 2, column 'loss': .*'two' must be numbers"),
+        (lambda root: (root / "models/float/curves.csv").write_text("step,loss\n1,two\n"), r"line 2, column 'loss': .*'two' must be numbers"),
     ],
 )
 def test_files_that_are_not_one_version_are_refused(built_copy: Path, break_it, message: str) -> None:
@@ -80,9 +81,9 @@ def test_missing_report_field_is_named(built_copy: Path) -> None:
     lock = built_copy / "dvc.lock"
     content = json.loads(report.read_text())
     del content["profile_hash"]
-    old = __import__("hashlib").md5(report.read_bytes()).hexdigest()
+    old = hashlib.md5(report.read_bytes()).hexdigest()
     report.write_text(json.dumps(content))
-    lock.write_text(lock.read_text().replace(old, __import__("hashlib").md5(report.read_bytes()).hexdigest()))
+    lock.write_text(lock.read_text().replace(old, hashlib.md5(report.read_bytes()).hexdigest()))
     with pytest.raises(DataError, match="'profile_hash' is missing"):
         read_release(Paths(built_copy), Config())
 
@@ -98,7 +99,10 @@ def test_numbers_are_the_finite_leaves() -> None:
     assert list(numbers(report)) == [("b.x", 1.5), ("b.y", 2.0)]
 
 
-@given(st.recursive(st.integers() | st.text(max_size=4), lambda inner: st.dictionaries(st.text("ab", min_size=1, max_size=2), inner, max_size=3), max_leaves=8))
+LEAVES = st.integers() | st.text(max_size=4)
+
+
+@given(st.recursive(LEAVES, lambda inner: st.dictionaries(st.text("ab", min_size=1, max_size=2), inner, max_size=3), max_leaves=8))
 def test_flattening_loses_no_value(value) -> None:
     def leaves(node) -> int:
         return sum(leaves(item) for item in node.values()) if isinstance(node, dict) else 1
