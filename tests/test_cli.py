@@ -149,7 +149,7 @@ def test_unknown_preset_and_broken_params_change_nothing(tmp_path: Path, capsys:
 
 def test_own_model_and_data_verbs_name_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cases = [
-        (["validate", str(tmp_path / "nuscenes"), "--version", "v1.0-mini"], "nuscenes"),
+        (["validate", str(tmp_path / "nuscenes"), "--version", "v1.0-mini", "--project", str(tmp_path)], "nuscenes"),
         (["vectorize", str(tmp_path / "mask.png"), "--resolution", "0.1", "--out", str(tmp_path / "out.geojson")], "mask.png"),
         (["quantize", str(tmp_path / "model.onnx"), "--calib", str(tmp_path), "--out", str(tmp_path / "q.onnx")], "model.onnx"),
         (["profile", str(tmp_path / "model.onnx"), "--json"], "model.onnx"),
