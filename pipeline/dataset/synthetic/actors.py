@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -92,7 +93,7 @@ def _wheels(xs: list[float], width: float, radius: float) -> list[Mesh]:
     for x in xs:
         for y0, y1 in ((-0.5 * width, -0.5 * width + 0.24), (0.5 * width - 0.24, 0.5 * width)):
             parts.append(lathe((x, 0.0, radius), (radius, radius), (y0, y1), RUBBER, 10, axis="y"))
-            parts.append(lathe((x, 0.0, radius), (0.55 * radius,) * 2, (y0 - 0.01, y1 + 0.01), (0.35, 0.35, 0.36), 6, axis="y"))
+            parts.append(lathe((x, 0.0, radius), (0.55 * radius,) * 2, (y0 - 0.02, y1 + 0.02), (0.35, 0.35, 0.36), 6, axis="y"))
     return parts
 
 
@@ -115,7 +116,7 @@ def _car(length: float, width: float, height: float, rng: np.random.Generator) -
     top = [(-rear * length, belt), (-(rear - 0.07) * length, 0.97 * height), ((hood - 0.12) * length, 0.97 * height), (hood * length, belt)]
     roof_x = (-(rear - 0.075) * length, (hood - 0.125) * length)
     parts = [
-        extruded(body, -side, side, paint),
+        extruded(body, -0.97 * side, 0.97 * side, paint),
         extruded(top, -0.9 * side, 0.9 * side, GLASS),
         box((roof_x[0], -0.88 * side, 0.95 * height), (roof_x[1], 0.88 * side, height), paint),
     ]
@@ -139,7 +140,7 @@ def _truck(length: float, width: float, height: float, rng: np.random.Generator)
         box((-half, -0.5 * side, 0.2 * height), (cab_x, 0.5 * side, deck), (0.04, 0.04, 0.04)),
     ]
     if rng.random() < 0.7:
-        parts.append(box((-half, -side, deck), (cab_x - 0.15, side, height), cargo))
+        parts.append(box((-half, -0.985 * side, deck), (cab_x - 0.15, 0.985 * side, height), cargo))
         parts.append(box((-half - 0.01, -0.03, deck), (-half + 0.01, 0.03, height - 0.1), (0.1, 0.1, 0.1)))
     else:
         parts.append(box((-half, -side, deck), (cab_x - 0.15, side, 0.55 * height), cargo))
@@ -162,7 +163,7 @@ def _bus(length: float, width: float, height: float, rng: np.random.Generator) -
     ]
     count = 6
     edges = np.linspace(-half + 0.3, half - 0.4, count + 1)
-    for x0, x1 in zip(edges[:-1], edges[1:], strict=True):
+    for x0, x1 in pairwise(edges):
         parts.append(box((x0 + 0.08, -side, belt), (x1 - 0.08, side, top), GLASS))
     for x in (half - 1.6, -0.1 * half):
         parts.append(box((x, -side, low), (x + 1.0, -0.9 * side, top), GLASS))
@@ -220,12 +221,13 @@ def _pedestrian(length: float, width: float, height: float, rng: np.random.Gener
     """Two legs in mid-stride, torso, arms and head."""
     shirt, trousers, skin = _paint(rng), (np.array(_paint(rng)) * 0.5).tolist(), SKINS[int(rng.integers(len(SKINS)))]
     hip, neck, stride = 0.48 * height, 0.84 * height, 0.22 * length
+    arm = [(0.0, 0.8 * height), (0.4 * length, 0.46 * height), (0.48 * length, 0.5 * height), (0.1, 0.82 * height)]
     parts = [
         extruded([(-0.1, hip), (stride - 0.08, 0.0), (stride + 0.1, 0.0), (0.1, hip)], 0.02, 0.17, trousers),
         extruded([(-0.1, hip), (-stride - 0.1, 0.0), (-stride + 0.08, 0.0), (0.1, hip)], -0.17, -0.02, trousers),
         lathe((0.0, 0.0, 0.0), (0.16, 0.2, 0.1), (0.46 * height, 0.75 * height, neck), shirt, 8),
-        extruded([(0.0, 0.8 * height), (0.4 * length, 0.46 * height), (0.48 * length, 0.5 * height), (0.1, 0.82 * height)], -0.5 * width, -0.36 * width, shirt),
-        extruded([(-0.1, 0.82 * height), (-0.48 * length, 0.5 * height), (-0.4 * length, 0.46 * height), (0.0, 0.8 * height)], 0.36 * width, 0.5 * width, shirt),
+        extruded(arm, -0.5 * width, -0.36 * width, shirt),
+        extruded([(-x, z) for x, z in arm], 0.36 * width, 0.5 * width, shirt),
         box((-0.1, -0.36 * width, 0.74 * height), (0.1, 0.36 * width, 0.82 * height), shirt),
         blob((0.0, 0.0, 0.92 * height), (0.12, 0.1, 0.085 * height), skin, Material.PLAIN, 0, rng),
         lathe((-0.02, 0.0, 0.0), (0.12, 0.08), (0.95 * height, 1.0 * height), (0.03, 0.02, 0.01), 8),
@@ -243,14 +245,13 @@ def _two_wheeler(length: float, width: float, height: float, motor: bool, with_r
     parts = [lathe((x, 0.0, radius), (radius, radius), (-0.5 * tyre, 0.5 * tyre), RUBBER, 12, axis="y") for x in axles]
     saddle = 0.72 * top
     if motor:
-        tank = [(-0.42 * length, 0.45 * top), (-0.45 * length, 0.62 * top), (0.15 * length, 0.75 * top), (0.3 * length, 0.5 * top), (0.0, 0.22 * top)]
-        parts.append(extruded(tank, -0.16, 0.16, paint))
+        tank = [(-0.42, 0.45), (-0.45, 0.62), (0.15, 0.75), (0.3, 0.5), (0.0, 0.22)]
+        parts.append(extruded([(x * length, z * top) for x, z in tank], -0.16, 0.16, paint))
         parts.append(box((0.28 * length, -0.12, 0.55 * top), (0.36 * length, 0.12, 0.78 * top), (0.8, 0.8, 0.7)))
         parts.append(box((-0.25 * length, -0.2, 0.2 * top), (0.1 * length, 0.2, 0.4 * top), (0.12, 0.12, 0.12)))
     else:
-        frame = [((axles[0], radius), (-0.05, 0.3)), ((-0.05, 0.3), (0.3 * length, 0.7 * top)), ((-0.15 * length, saddle), (0.3 * length, 0.72 * top)),
-                 ((-0.05, 0.3), (-0.15 * length, saddle)), ((axles[1], radius), (0.28 * length, 0.9 * top)), ((axles[0], radius), (-0.14 * length, saddle))]  # fmt: skip
-        for (x0, z0), (x1, z1) in frame:
+        rear, front, crank, seat, head = (axles[0], radius), (axles[1], radius), (-0.05, 0.3), (-0.15 * length, saddle), (0.3 * length, 0.72 * top)
+        for (x0, z0), (x1, z1) in ((rear, crank), (crank, head), (seat, head), (crank, seat), (front, (0.28 * length, 0.9 * top)), (rear, seat)):
             parts.append(extruded([(x0 - 0.03, z0), (x1 - 0.03, z1), (x1 + 0.03, z1), (x0 + 0.03, z0)], -0.03, 0.03, paint))
         parts.append(box((-0.24 * length, -0.08, saddle), (-0.08 * length, 0.08, saddle + 0.06), RUBBER))
     parts.append(box((0.24 * length, -0.5 * width, 0.86 * top), (0.3 * length, 0.5 * width, 0.9 * top), (0.1, 0.1, 0.1)))
@@ -271,9 +272,10 @@ def _rider(length: float, saddle: float, height: float, motor: bool, rng: np.ran
     ]
     for side in (-1, 1):
         y0, y1 = sorted((0.12 * side, 0.24 * side))
-        parts.append(extruded([(back + 0.1, shoulder - 0.1), (back + 0.15, shoulder), (0.3 * length, 0.76 * saddle / 0.72), (0.26 * length, 0.7 * saddle / 0.72)], y0, y1, shirt))
+        arm = [(back + 0.1, shoulder - 0.1), (back + 0.15, shoulder), (0.3 * length, 1.06 * saddle), (0.26 * length, 0.97 * saddle)]
+        parts.append(extruded(arm, y0, y1, shirt))
         parts.append(extruded([(back - 0.1, saddle), (0.02, 0.25), (0.14, 0.25), (back + 0.15, saddle + 0.08)], y0 * 0.9, y1 * 0.9, trousers))
-    return parts  # fmt: skip
+    return parts
 
 
 def _traffic_cone(length: float, width: float, height: float, rng: np.random.Generator) -> list[Mesh]:
@@ -298,7 +300,7 @@ def _barrier(length: float, width: float, height: float, rng: np.random.Generato
     profile = [(-half, 0.0), (-half, 0.25 * height), (-0.4 * half, 0.55 * height), (-0.35 * half, height),
                (0.35 * half, height), (0.4 * half, 0.55 * height), (half, 0.25 * height), (half, 0.0)]  # fmt: skip
     lower, upper = [profile[i] for i in (0, 1, 2, 5, 6, 7)], [profile[i] for i in (2, 3, 4, 5)]
-    for index, (y0, y1) in enumerate(zip(edges[:-1], edges[1:], strict=True)):
+    for index, (y0, y1) in enumerate(pairwise(edges)):
         parts += [extruded(lower, y0, y1, colours[index % 2]), extruded(upper, y0, y1, colours[index % 2])]
     return parts
 

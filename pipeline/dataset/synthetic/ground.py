@@ -15,7 +15,7 @@ from pipeline.dataset.synthetic.paths2d import Float
 from pipeline.taxonomy import OCCUPANCY_CLASSES
 
 RESOLUTION_M = 0.1
-"""Pixel size of the rasters; pixel (row, column) is centred on y = TILE_M / 2 - row * 0.1, x = column * 0.1 - TILE_M / 2, as nuScenes map masks are."""
+"""Pixel size of the rasters. As in nuScenes map masks, pixel (row, column) lies at y = TILE_M / 2 - row * 0.1, x = column * 0.1 - TILE_M / 2."""
 SIZE_PX = round(TILE_M / RESOLUTION_M)
 ROAD, LOT, WALK, TERRAIN = (OCCUPANCY_CLASSES.index(name) for name in ("driveable_surface", "other_flat", "sidewalk", "terrain"))
 
@@ -36,11 +36,11 @@ class Ground:
         column = np.rint((xy_m[:, 0] + 0.5 * TILE_M) / RESOLUTION_M).astype(np.int64)
         row = np.rint((0.5 * TILE_M - xy_m[:, 1]) / RESOLUTION_M).astype(np.int64)
         inside = (column >= 0) & (column < SIZE_PX) & (row >= 0) & (row < SIZE_PX)
-        return np.where(inside, self.labels[row.clip(0, SIZE_PX - 1), column.clip(0, SIZE_PX - 1)], TERRAIN).astype(np.uint8)
+        return np.where(inside, self.labels[row.clip(0, SIZE_PX - 1), column.clip(0, SIZE_PX - 1)], np.uint8(TERRAIN))
 
-    def colour_at(self, xy_m: Float32, footprint_m: Float32) -> Float32:
-        """Linear RGB (N,3) averaged over about `footprint_m` (N,) around the ground points (N,2)."""
-        colour = np.empty((len(xy_m), 3), np.float32)
+    def colour_at(self, x_m: Float32, y_m: Float32, footprint_m: Float32) -> Float32:
+        """Linear RGB (3,N) averaged over about `footprint_m` (N,) around ground points."""
+        colour = np.empty((3, len(x_m)), np.float32)
         level = np.clip(np.log2(np.maximum(footprint_m, 1e-6) / RESOLUTION_M) + 0.5, 0, _LEVELS - 1).astype(np.int8)
         for k, image in enumerate(self.texture):
             index = np.flatnonzero(level == k)
@@ -48,9 +48,9 @@ class Ground:
                 pixel = np.float32(RESOLUTION_M * 2**k)
                 # Level k averages 2^k pixels, so its pixel centres lie (2^k - 1) / 2 fine pixels further in.
                 inset = np.float32(0.5 * (1.0 - 0.5**k))
-                column = (xy_m[index, 0] + np.float32(0.5 * TILE_M)) / pixel - inset
-                row = (np.float32(0.5 * TILE_M) - xy_m[index, 1]) / pixel - inset
-                colour[index] = _bilinear(image, column, row)
+                column = (x_m[index] + np.float32(0.5 * TILE_M)) / pixel - inset
+                row = (np.float32(0.5 * TILE_M) - y_m[index]) / pixel - inset
+                colour[:, index] = _bilinear(image, column, row).T
         colour *= np.float32(1.0 / 255.0)
         return np.square(colour, out=colour)
 
@@ -63,7 +63,8 @@ def _bilinear(image: NDArray[np.uint8], column: Float32, row: Float32) -> NDArra
     maps = np.zeros((2, rows * width), np.float32)
     maps[0, :count], maps[1, :count] = column, row
     folded = maps.reshape(2, rows, width)
-    return cv2.remap(image, folded[0], folded[1], cv2.INTER_LINEAR, borderMode=cv2.BORDER_REFLECT).reshape(-1, 3)[:count]
+    colours = cv2.remap(image, folded[0], folded[1], cv2.INTER_LINEAR, borderMode=cv2.BORDER_REFLECT)
+    return np.asarray(colours, np.uint8).reshape(-1, 3)[:count]
 
 
 def make_ground(plan: Layout, rng: np.random.Generator) -> Ground:
@@ -76,7 +77,7 @@ def make_ground(plan: Layout, rng: np.random.Generator) -> Ground:
     _paint(image, plan, rng)
     levels = [image]
     while len(levels) < _LEVELS:
-        levels.append(cv2.resize(levels[-1], None, fx=0.5, fy=0.5, interpolation=cv2.INTER_AREA))
+        levels.append(np.asarray(cv2.resize(levels[-1], None, fx=0.5, fy=0.5, interpolation=cv2.INTER_AREA), np.uint8))
     return Ground(labels, tuple(levels))
 
 
@@ -94,7 +95,7 @@ def to_pixels(points_m: Float) -> NDArray[np.int32]:
 def fill(image: NDArray[np.uint8], outlines: list[Float], value: int, smooth: bool = False) -> None:
     """Fill polygons (N,2) in metres into a raster of the tile, in place."""
     for outline in outlines:
-        cv2.fillPoly(image, [to_pixels(outline)], value, cv2.LINE_AA if smooth else cv2.LINE_8, _SHIFT)
+        cv2.fillPoly(image, [to_pixels(outline)], (value,), cv2.LINE_AA if smooth else cv2.LINE_8, _SHIFT)
 
 
 @lru_cache(maxsize=1)
@@ -126,14 +127,13 @@ def _surface(labels: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.
     }
     for label, colour in colours.items():
         table[label, 0] = np.clip(255.0 * np.array(colour) * rng.uniform(0.92, 1.08), 0, 255)
-    image = cv2.LUT(cv2.merge([labels] * 3), table)
+    image = np.asarray(cv2.LUT(cv2.merge([labels] * 3), table), np.uint8)
     shift = rng.integers(0, 1024, 2)
     noise = np.roll(_noise(), shift, axis=(0, 1))[:SIZE_PX, :SIZE_PX]
     cv2.multiply(image, cv2.merge([noise] * 3), dst=image, scale=1.0 / 128.0)
-    joints = np.zeros(SIZE_PX, bool)
-    joints[:: int(rng.integers(9, 18))] = True
-    slabs = (labels == WALK) & (joints[:, None] | joints[None, :])
-    image[slabs] = (image[slabs] * 0.8).astype(np.uint8)
+    spacing = int(rng.integers(9, 18))
+    for joints in (np.s_[::spacing, :], np.s_[:, ::spacing]):
+        image[joints] = np.where((labels[joints] == WALK)[..., None], image[joints] * 0.8, image[joints]).astype(np.uint8)
     return image
 
 
@@ -148,10 +148,10 @@ def _paint(image: NDArray[np.uint8], plan: Layout, rng: np.random.Generator) -> 
             cuts = dashes(marking.points, dash, gap) if marking.kind == "dashed_white" else [marking.points]
             fill(white, [_line(points, 0.0) for points in cuts], 255, smooth=True)
     fill(white, [line.outline for line in plan.stop_lines], 255, smooth=True)
-    fill(white, [stripe for stripe in zebra(plan)], 255, smooth=True)
+    fill(white, zebra(plan), 255, smooth=True)
     wear = float(rng.uniform(0.7, 0.95))
     for alpha, colour in ((white, (0.9, 0.9, 0.88)), (yellow, (0.85, 0.62, 0.15))):
-        rows, columns = np.nonzero(alpha)
+        columns, rows = np.squeeze(cv2.findNonZero(alpha), axis=1).T
         share = (alpha[rows, columns] * (wear * _noise()[rows, columns] / 128.0)).clip(0, 255)[:, None] / 255.0
         image[rows, columns] = (image[rows, columns] * (1.0 - share) + 255.0 * np.array(colour) * share).astype(np.uint8)
 

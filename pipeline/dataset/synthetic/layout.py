@@ -7,7 +7,7 @@ plan is the only source of road geometry: the images, the map expansion, the occ
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from shapely.geometry import Polygon
@@ -188,7 +188,7 @@ def make_layout(rng: np.random.Generator) -> Layout:
     stop_lines = tuple(_stop_lines(roads, crossings, junction is not None))
     markings = tuple(marking for road in roads for marking in _markings(road))
     plan = Layout(kind, tuple(roads), junction, connectors, markings, tuple(crossings), stop_lines, tuple(sidewalks), ())
-    return Layout(**{**plan.__dict__, "lots": tuple(_lots(rng, plan))})
+    return replace(plan, lots=tuple(_lots(rng, plan)))
 
 
 def _section(rng: np.random.Generator, lanes: int, parking_rate: float = 0.6) -> dict[str, float | int]:

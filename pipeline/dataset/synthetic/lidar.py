@@ -33,8 +33,11 @@ def sweep(world: World, instant: Instant, lidar2tile: Float, azimuth_steps: int,
 
 
 def count_in_box(points_m: Float, centre_m: Float, yaw: float, size_lwh_m: tuple[float, float, float]) -> int:
-    """Number of points (N,3) inside an upright box, borders included, as nuscenes-devkit's `points_in_box` counts them."""
-    offset = points_m - centre_m
+    """Number of points, given as rows x, y, z (3,N), inside an upright box, borders included, as nuscenes-devkit's `points_in_box` counts."""
+    reach = 0.5 * float(np.hypot(*size_lwh_m[:2])) + 0.01
+    near = np.flatnonzero(np.abs(points_m[0] - centre_m[0]) <= reach)
+    x, y, z = points_m[:, near] - centre_m[:, None]
     c, s = np.cos(yaw), np.sin(yaw)
-    local = np.stack([c * offset[:, 0] + s * offset[:, 1], c * offset[:, 1] - s * offset[:, 0], offset[:, 2]], axis=1)
-    return int(np.count_nonzero((np.abs(local) <= 0.5 * np.array(size_lwh_m)).all(axis=1)))
+    half_length, half_width, half_height = 0.5 * np.array(size_lwh_m)
+    inside = (np.abs(c * x + s * y) <= half_length) & (np.abs(c * y - s * x) <= half_width) & (np.abs(z) <= half_height)
+    return int(np.count_nonzero(inside))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +31,7 @@ class Material(IntEnum):
 
 @dataclass(frozen=True)
 class Mesh:
-    """T triangles: corners (T,3,3) in metres, linear RGB colours (T,3) in 0..1, materials (T,), Occ3D labels (T,)."""
+    """T triangles whose normals point outwards: corners (T,3,3) in metres, linear RGB (T,3) in 0..1, materials (T,), Occ3D labels (T,)."""
 
     triangles: Float32
     colours: Float32
@@ -83,19 +84,28 @@ def soup(triangles: NDArray[np.floating], colour: Colour, material: Material = M
     return Mesh(np.ascontiguousarray(triangles, np.float32), colours, np.full(count, material, np.uint8), np.full(count, label, np.uint8))
 
 
+@lru_cache(maxsize=64)
+def _ring_faces(rings: int, sides: int) -> NDArray[np.int64]:
+    """Corner indices (T,3) of the solid through `rings` rings of `sides` corners: two triangles a wall panel, fans at both ends."""
+    corner = np.arange(rings * sides).reshape(rings, sides)
+    following = np.roll(corner, -1, axis=1)
+    walls = [(corner[:-1], following[:-1], following[1:]), (corner[:-1], following[1:], corner[1:])]
+    faces = [np.stack(wall, axis=-1).reshape(-1, 3) for wall in walls]
+    for ring, order in ((corner[0], [0, 2, 1]), (corner[-1], [0, 1, 2])):
+        fan = np.stack([np.full(sides - 2, ring[0]), ring[1:-1], ring[2:]], axis=-1)
+        faces.append(fan[:, order])
+    return np.concatenate(faces)
+
+
 def _ring_solid(rings: NDArray[np.floating]) -> NDArray[np.floating]:
-    """Triangles (T,3,3) of the closed solid through rings (R,N,3) of corners, capped at both ends."""
-    upper, lower = rings[1:], rings[:-1]
-    following = np.roll(rings, -1, axis=1)
-    sides = [np.stack([lower, following[:-1], following[1:]], axis=2), np.stack([lower, following[1:], upper], axis=2)]
-    walls = np.concatenate([side.reshape(-1, 3, 3) for side in sides])
-    caps = []
-    for ring, order in ((rings[0], (0, 2, 1)), (rings[-1], (0, 1, 2))):
-        fan = np.stack([np.broadcast_to(ring[0], ring[1:-1].shape), ring[1:-1], ring[2:]], axis=1)
-        caps.append(fan[:, order])
-    triangles = np.concatenate([walls, *caps])
-    area = np.linalg.norm(np.cross(triangles[:, 1] - triangles[:, 0], triangles[:, 2] - triangles[:, 0]), axis=1)
-    return triangles[area > 1e-9]
+    """Triangles (T,3,3), normals outwards, of the closed solid through rings (R,N,3) of corners, capped at both ends."""
+    triangles = rings.reshape(-1, 3)[_ring_faces(*rings.shape[:2])]
+    a, b = triangles[:, 1] - triangles[:, 0], triangles[:, 2] - triangles[:, 0]
+    normal = np.stack([a[:, 1] * b[:, 2] - a[:, 2] * b[:, 1], a[:, 2] * b[:, 0] - a[:, 0] * b[:, 2], a[:, 0] * b[:, 1] - a[:, 1] * b[:, 0]], axis=1)
+    # Six times the volume: the sum over triangles of (corner - any fixed point) . normal.
+    volume = np.vdot(triangles[:, 0] - triangles[0, 0], normal)
+    kept = triangles[np.abs(normal).max(axis=1) > 1e-9]
+    return kept if volume > 0.0 else kept[:, ::-1]
 
 
 def box(low: Sequence[float], high: Sequence[float], colour: Colour, material: Material = Material.PLAIN, label: int = 0) -> Mesh:

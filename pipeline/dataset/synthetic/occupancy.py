@@ -5,14 +5,15 @@ from __future__ import annotations
 import io
 import zipfile
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.dataset.synthetic.ground import Ground
-from pipeline.dataset.synthetic.mesh import Float32, Material
+from pipeline.dataset.synthetic.mesh import Float32, Material, Mesh
 from pipeline.dataset.synthetic.paths2d import Float
-from pipeline.dataset.synthetic.rig import Camera, Rig
+from pipeline.dataset.synthetic.rig import LIDAR_ELEVATION_DEG, Camera, Rig
 from pipeline.dataset.synthetic.world import Instant, World
 from pipeline.taxonomy import OCCUPANCY_FREE
 
@@ -43,7 +44,7 @@ def sample_surfaces(world: World, centre_m: Float) -> Surfaces:
     low = static[:, :, 2].min(axis=1) < GRID_ORIGIN_M[2] + GRID_SHAPE[2] * VOXEL_M
     solid = world.mesh.materials[: world.static_count] != Material.GROUND
     chosen = np.flatnonzero(near & low & solid)
-    part = type(world.mesh)(*(getattr(world.mesh, name)[chosen] for name in ("triangles", "colours", "materials", "labels")))
+    part = Mesh(*(getattr(world.mesh, name)[chosen] for name in ("triangles", "colours", "materials", "labels")))
     points, triangle = part.surface_points(_POINT_SPACING_M)
     keep = (points[:, 2] < GRID_ORIGIN_M[2] + GRID_SHAPE[2] * VOXEL_M) & (np.linalg.norm(points[:, :2] - centre_m, axis=1) < _REACH_M)
     movers = {k: world.actors[k].shape.mesh.surface_points(_POINT_SPACING_M)[0] for k in world.movers}
@@ -87,60 +88,79 @@ def voxel_index(points_m: NDArray[np.floating]) -> tuple[NDArray[np.int32], NDAr
     return index, ((index >= 0) & (index < GRID_SHAPE)).all(axis=1)
 
 
+@lru_cache(maxsize=1)
+def voxel_centres() -> Float32:
+    """Centres (3,640000) of all voxels in the ego frame, in the order of a flattened label array."""
+    axes = [GRID_ORIGIN_M[i] + (np.arange(GRID_SHAPE[i]) + 0.5) * VOXEL_M for i in range(3)]
+    return np.stack([axis.ravel() for axis in np.meshgrid(*axes, indexing="ij")]).astype(np.float32)
+
+
 class CameraMask:
-    """Which voxels the cameras see. The voxels in each camera's view are found once a scene, with a margin for the ego's motion."""
+    """Which voxels the cameras see. Candidates are found once, with a margin for calibration spread and the ego's motion within a sweep."""
 
     def __init__(self, rig: Rig) -> None:
-        axes = [GRID_ORIGIN_M[i] + (np.arange(GRID_SHAPE[i]) + 0.5) * VOXEL_M for i in range(3)]
-        self._centres = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, 3).astype(np.float32)
-        self._candidates = {}
+        self._candidates: dict[str, tuple[NDArray[np.int32], Float32]] = {}
+        centres = voxel_centres()
         for channel, camera in rig.cameras.items():
-            u, v, depth, _ = _project(self._centres, camera, np.linalg.inv(camera.mount.sensor2ego))
-            margin = 0.06 * camera.width
+            u, v, depth, _ = _project(centres, camera, np.linalg.inv(camera.mount.sensor2ego))
+            margin = 0.1 * camera.width
             near = (depth > 0.1) & (u > -margin) & (u < camera.width + margin) & (v > -margin) & (v < camera.height + margin)
-            self._candidates[channel] = np.flatnonzero(near).astype(np.int32)
+            index = np.flatnonzero(near).astype(np.int32)
+            self._candidates[channel] = index, centres.take(index, axis=1)
 
     def see(self, mask: NDArray[np.uint8], semantics: NDArray[np.uint8], channel: str, camera: Camera, ego2camera: Float, range_m: Float32) -> None:
         """Mark in `mask` the voxels that `channel` sees: their centre lies before the surface in its pixel (by range image (H,W)), or in it."""
-        index = self._candidates[channel]
-        u, v, depth, distance = _project(self._centres[index], camera, ego2camera)
+        index, centres = self._candidates[channel]
+        u, v, depth, distance = _project(centres, camera, ego2camera)
         column, row = np.rint(u).astype(np.int32), np.rint(v).astype(np.int32)
-        inside = (depth > 0.1) & (column >= 0) & (column < camera.width) & (row >= 0) & (row < camera.height)
+        inside = np.flatnonzero((depth > 0.1) & (column >= 0) & (column < camera.width) & (row >= 0) & (row < camera.height))
         index, distance = index[inside], distance[inside]
         # A surface lies up to half a voxel's diagonal before the centre of its voxel.
         slack = np.where(semantics.ravel()[index] != OCCUPANCY_FREE, np.float32(0.87 * VOXEL_M), np.float32(0.0))
-        seen = distance <= range_m[row[inside], column[inside]] + slack
+        seen = distance <= range_m.ravel()[row[inside] * camera.width + column[inside]] + slack
         mask.ravel()[index[seen]] = 1
 
 
 def _project(points: Float32, camera: Camera, ego2camera: Float) -> tuple[Float32, Float32, Float32, Float32]:
-    """Pixel coordinates u, v, depth and distance (N,) of ego-frame points (N,3)."""
-    local = points @ ego2camera[:3, :3].T.astype(np.float32) + ego2camera[:3, 3].astype(np.float32)
-    depth = local[:, 2]
+    """Pixel coordinates u, v, depth and distance (N,) of ego-frame points (3,N)."""
+    x, y, depth = ego2camera[:3, :3].astype(np.float32) @ points + ego2camera[:3, 3:].astype(np.float32)
     safe = np.maximum(depth, np.float32(1e-3))
     k = camera.intrinsics.astype(np.float32)
-    return k[0, 0] * local[:, 0] / safe + k[0, 2], k[1, 1] * local[:, 1] / safe + k[1, 2], depth, np.sqrt(np.einsum("ij,ij->i", local, local))
+    return k[0, 0] * x / safe + k[0, 2], k[1, 1] * y / safe + k[1, 2], depth, np.sqrt(x * x + y * y + depth * depth)
 
 
-def lidar_mask(points_m: Float32, origin_m: Float) -> NDArray[np.uint8]:
-    """Voxels (200,200,16) that the lidar's rays cross on the way from `origin_m` (3,) to their returns `points_m` (N,3), both in the ego frame."""
-    origin = origin_m.astype(np.float32)
-    offset = points_m - origin
-    distance = np.linalg.norm(offset, axis=1)
-    # Beyond this share of the ray it has left the grid for good (the sensor stands inside it).
-    limits = np.where(offset > 0, (GRID_ORIGIN_M + np.array(GRID_SHAPE) * VOXEL_M - origin), GRID_ORIGIN_M - origin)
-    leave = np.min(limits / np.where(np.abs(offset) < 1e-6, 1e-6, offset), axis=1, where=np.abs(offset) > 1e-6, initial=1.0)
-    reach = distance * np.clip(leave, 0.0, 1.0)
-    steps = np.ceil(reach / VOXEL_M).astype(np.int64) + 1
-    ray = np.repeat(np.arange(len(steps)), steps)
-    rank = np.arange(len(ray)) - np.repeat(np.cumsum(steps) - steps, steps)
-    share = np.minimum(rank * np.float32(VOXEL_M) / np.maximum(distance, 1e-6)[ray], 1.0).astype(np.float32)
-    crossed = np.concatenate([origin + offset[ray] * share[:, None], points_m])
-    index, inside = voxel_index(crossed)
-    mask = np.zeros(GRID_SHAPE, np.uint8)
-    cells = index[inside]
-    mask[cells[:, 0], cells[:, 1], cells[:, 2]] = 1
-    return mask
+class LidarMask:
+    """Which voxels the lidar sees. For each voxel that a beam crosses, the beam nearest to its centre is found once a scene."""
+
+    def __init__(self, lidar2ego: Float, azimuth_steps: int) -> None:
+        x, y, z = lidar2ego[:3, :3].T.astype(np.float32) @ (voxel_centres() - lidar2ego[:3, 3:].astype(np.float32))
+        flat = np.hypot(x, y)
+        self._steps = azimuth_steps
+        turn = np.rint(np.arctan2(x, y) * np.float32(azimuth_steps / (2.0 * np.pi))).astype(np.int32) % azimuth_steps
+        spacing_deg = LIDAR_ELEVATION_DEG[1] - LIDAR_ELEVATION_DEG[0]
+        rank = (np.rad2deg(np.arctan2(z, flat)) - LIDAR_ELEVATION_DEG[0]) / spacing_deg
+        ring = np.rint(rank).astype(np.int32)
+        distance = np.hypot(flat, z)
+        # Height of the beam above or below the centre; a voxel is crossed within half its height.
+        miss_m = np.abs(rank - ring) * np.deg2rad(spacing_deg) * distance
+        self._voxel = np.flatnonzero((ring >= 0) & (ring < len(LIDAR_ELEVATION_DEG)) & (miss_m < 0.5 * VOXEL_M)).astype(np.int32)
+        self._beam = turn[self._voxel] * len(LIDAR_ELEVATION_DEG) + ring[self._voxel]
+        self._distance = distance[self._voxel].astype(np.float32)
+
+    def seen(self, points: Float32, points_ego_m: Float32) -> NDArray[np.uint8]:
+        """Mask (200,200,16) for a sweep (N,5) in the lidar frame, given also as ego-frame points (N,3).
+
+        Seen are the voxels on the way to a return and those of the returns; a beam without a return shows nothing.
+        """
+        turn = np.rint(np.arctan2(points[:, 0], points[:, 1]) * np.float32(self._steps / (2.0 * np.pi))).astype(np.int32) % self._steps
+        reach = np.zeros(self._steps * len(LIDAR_ELEVATION_DEG), np.float32)
+        reach[turn * len(LIDAR_ELEVATION_DEG) + points[:, 4].astype(np.int32)] = np.linalg.norm(points[:, :3], axis=1)
+        mask = np.zeros(GRID_SHAPE, np.uint8)
+        mask.ravel()[self._voxel[self._distance <= reach[self._beam]]] = 1
+        index, inside = voxel_index(points_ego_m)
+        cells = index[inside]
+        mask[cells[:, 0], cells[:, 1], cells[:, 2]] = 1
+        return mask
 
 
 def npz_bytes(arrays: dict[str, NDArray]) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -14,9 +15,9 @@ _ARC_STEP_M = 1.5
 _LINE_STEP_M = 25.0
 
 
-def _advance(pose: Float, length_m: ArrayLike, curvature: ArrayLike) -> Float:
+def _advance(pose: Float, length_m: Float | float, curvature: Float | float) -> Float:
     """Poses (N,3) reached from `pose` (N,3) or (3,) after `length_m` on a circle of signed `curvature` (1/m, left positive)."""
-    turn = np.asarray(length_m, float) * curvature
+    turn = np.asarray(length_m * curvature)
     chord = length_m * np.sinc(turn / (2.0 * np.pi))
     heading = pose[..., 2] + 0.5 * turn
     return np.stack([pose[..., 0] + chord * np.cos(heading), pose[..., 1] + chord * np.sin(heading), pose[..., 2] + turn], axis=-1)
@@ -70,7 +71,7 @@ class ArcPath:
         cuts = np.unique(np.clip(np.concatenate([[start_m, stop], self._knots[1]]), start_m, stop))
         cuts = cuts[np.concatenate([[True], np.diff(cuts) > 1e-6])]
         pieces = [np.array([cuts[0]])]
-        for low, high in zip(cuts[:-1], cuts[1:], strict=True):
+        for low, high in pairwise(cuts):
             index = int(np.clip(np.searchsorted(self._knots[1], 0.5 * (low + high), side="right") - 1, 0, len(self.lengths_m) - 1))
             step = _ARC_STEP_M if self.curvatures[index] else _LINE_STEP_M
             pieces.append(np.linspace(low, high, int(np.ceil((high - low) / step)) + 1)[1:])

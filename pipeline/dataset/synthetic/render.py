@@ -9,14 +9,15 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.dataset.synthetic.ground import RESOLUTION_M
 from pipeline.dataset.synthetic.mesh import Float32, Material
 from pipeline.dataset.synthetic.paths2d import Float
 from pipeline.dataset.synthetic.rig import Camera
 from pipeline.dataset.synthetic.world import Hits, Instant, World
 
 # Sub-pixel positions (columns, rows) of the extra rays that smooth edges.
-_SUBPIXELS = ((0.125, -0.375), (-0.375, 0.125), (0.3, 0.35))
-_EDGE_CONTRAST = 0.035
+_SUBPIXELS = ((0.3, -0.3), (-0.3, 0.3))
+_DEPTH_JUMP = 0.15
 
 
 @dataclass(frozen=True)
@@ -57,41 +58,42 @@ def make_light(rng: np.random.Generator) -> Light:
         "evening": ((1.15, 0.75, 0.42), (0.36, 0.37, 0.46), (0.16, 0.22, 0.42), (0.8, 0.55, 0.4)),
     }[kind]
     strength = float(rng.uniform(0.8, 1.15))
-    colours = [np.array(c, np.float32) * np.float32(strength) for c in (sun_colour, sky_light, zenith, horizon)]
+    scaled = [np.array(c, np.float32) * np.float32(strength) for c in (sun_colour, sky_light, zenith, horizon)]
     haze = float(rng.uniform(250.0, 900.0) if kind != "overcast" else rng.uniform(130.0, 450.0))
-    return Light(sun.astype(np.float32), *colours, haze_m=haze, clouds=float(rng.uniform(0.0, 0.9)), noise=float(rng.uniform(1.5, 4.0)))
+    return Light(sun.astype(np.float32), scaled[0], scaled[1], scaled[2], scaled[3], haze, float(rng.uniform(0.0, 0.9)), float(rng.uniform(1.5, 4.0)))
 
 
 def render(world: World, instant: Instant, light: Light, camera: Camera, camera2tile: Float, noise_seed: int) -> Frame:
     """The image of a camera at the pose `camera2tile` (4,4)."""
     rotation = camera2tile[:3, :3].astype(np.float32)
-    origin = camera2tile[:3, 3]
-    rays = camera.rays()
+    rays = camera.rays
     directions = rays @ rotation.T
     focal = float(camera.intrinsics[0, 0])
-    hits = world.cast(instant, origin, directions)
-    colour = _radiance(world, instant, light, origin, directions, hits, focal)
+    shader = _Shader(world, instant, light, camera2tile[:3, 3], focal)
+    hits = world.cast(instant, shader.origin, directions)
+    colour = shader.radiance(directions, hits)
     shape = (camera.height, camera.width)
-    edges = np.flatnonzero(_edges(colour.reshape(*shape, 3)))
+    edges = np.flatnonzero(_silhouettes(hits.range_m.reshape(shape)))
     for column, row in _SUBPIXELS:
         shift = (np.array([column, row, 0.0], np.float32) / np.float32(focal)) @ rotation.T
         moved = directions[edges] + shift * rays[edges, 2:]
         moved /= np.linalg.norm(moved, axis=1, keepdims=True)
-        extra = _radiance(world, instant, light, origin, moved, world.cast(instant, origin, moved), focal)
-        colour[edges] += extra
-    colour[edges] *= np.float32(1.0 / (1 + len(_SUBPIXELS)))
+        colour[:, edges] += shader.radiance(moved, world.cast(instant, shader.origin, moved))
+    colour[:, edges] *= np.float32(1.0 / (1 + len(_SUBPIXELS)))
     instance = np.where(hits.triangle >= 0, world.instance[hits.triangle], -1)
     visible = np.bincount(instance[instance >= 0], minlength=len(world.actors))
-    silhouettes = world.silhouettes(instant, origin, directions)
-    bgr = _develop(colour.reshape(*shape, 3), light.noise, noise_seed)
+    silhouettes = visible + world.hidden(instant, shader.origin, directions, hits)
+    bgr = _develop(colour.reshape(3, *shape), light.noise, noise_seed)
     return Frame(bgr, hits.range_m.reshape(shape), instance.reshape(shape), visible, silhouettes)
 
 
-def _edges(colour: Float32) -> NDArray[np.bool_]:
-    """Pixels (H,W) that differ in brightness from a neighbour."""
-    bright = np.sqrt(colour[..., 1])
-    down, right = np.abs(np.diff(bright, axis=0)) > _EDGE_CONTRAST, np.abs(np.diff(bright, axis=1)) > _EDGE_CONTRAST
-    edges = np.zeros(bright.shape, bool)
+def _silhouettes(range_m: Float32) -> NDArray[np.bool_]:
+    """Pixels (H,W) on either side of a jump in depth, where one surface ends before another."""
+    inverse = np.float32(1.0) / range_m
+    limit = np.maximum(inverse, np.float32(0.004)) * np.float32(_DEPTH_JUMP)
+    down = np.abs(np.diff(inverse, axis=0)) > np.minimum(limit[1:], limit[:-1])
+    right = np.abs(np.diff(inverse, axis=1)) > np.minimum(limit[:, 1:], limit[:, :-1])
+    edges = np.zeros(range_m.shape, bool)
     edges[1:] |= down
     edges[:-1] |= down
     edges[:, 1:] |= right
@@ -99,86 +101,105 @@ def _edges(colour: Float32) -> NDArray[np.bool_]:
     return edges
 
 
-def _radiance(world: World, instant: Instant, light: Light, origin: Float, directions: Float32, hits: Hits, focal_px: float) -> Float32:
-    """Linear RGB (N,3) seen along the rays."""
-    colour = np.empty((len(directions), 3), np.float32)
-    sky = np.flatnonzero(hits.triangle < 0)
-    colour[sky] = _sky(directions[sky], light)
-    solid = np.flatnonzero(hits.triangle >= 0)
-    triangle, distance, ray = hits.triangle[solid], hits.range_m[solid], directions[solid]
-    points = ray * distance[:, None] + origin.astype(np.float32)
-    normals = instant.normals[triangle]
-    facing = np.einsum("ij,ij->i", normals, ray)
-    normals *= -np.sign(facing)[:, None]
-    albedo = _albedo(world, triangle, points, normals, ray, distance, focal_px)
-    shine = normals @ light.sun
-    lit = np.flatnonzero(shine > 0.0) if light.sun_colour.any() else np.zeros(0, int)
-    lit = lit[world.lit(instant, points[lit], normals[lit], light.sun)] if len(lit) else lit
-    # Sky light comes from above, a weaker part is reflected by the ground.
-    incoming = (np.float32(0.62) + np.float32(0.38) * normals[:, 2:]) * light.sky_light
-    incoming[lit] += shine[lit, None] * light.sun_colour
-    surface = albedo * incoming
-    clear = np.exp(distance * np.float32(-1.0 / light.haze_m))[:, None]
-    colour[solid] = surface * clear + (1.0 - clear) * light.horizon
-    return colour
+class _Shader:
+    """Colours of rays from one camera at one instant. Points and colours are (3,N) here: numpy works along rows much quicker than along columns."""
+
+    def __init__(self, world: World, instant: Instant, light: Light, origin: Float, focal_px: float) -> None:
+        self.world, self.instant, self.light, self.origin, self.focal_px = world, instant, light, origin, np.float32(focal_px)
+        up = instant.normals[:, 2]
+        # Light from the sky, less from below; the table's second half has the sun's light added.
+        shade = light.sky_light[:, None] * (np.float32(0.62) + np.float32(0.38) * up)
+        self._shine = np.maximum(instant.normals @ light.sun, 0.0)
+        self._incoming = np.concatenate([shade, shade + light.sun_colour[:, None] * self._shine], axis=1)
+        self._colours = np.ascontiguousarray(world.mesh.colours.T)
+
+    def radiance(self, directions: Float32, hits: Hits) -> Float32:
+        """Linear RGB (3,N) seen along unit directions (N,3)."""
+        planes = np.ascontiguousarray(directions.T)
+        colour = np.empty_like(planes)
+        missed = hits.triangle < 0
+        sky, solid = np.flatnonzero(missed), np.flatnonzero(~missed)
+        colour[:, sky] = _sky(planes.take(sky, axis=1), self.light)
+        triangle, distance, ray = hits.triangle[solid], hits.range_m[solid], planes.take(solid, axis=1)
+        # Surface points, pulled 2 cm towards the camera so that shadow rays do not start inside the surface.
+        points = ray * (distance - np.float32(0.02)) + self.origin.astype(np.float32)[:, None]
+        surface = self._albedo(triangle, points, ray, distance)
+        surface *= self._light(triangle, points)
+        horizon = self.light.horizon[:, None]
+        surface -= horizon
+        surface *= np.exp(distance * np.float32(-1.0 / self.light.haze_m))
+        surface += horizon
+        colour[:, solid] = surface
+        return colour
+
+    def _light(self, triangle: NDArray[np.int32], points: Float32) -> Float32:
+        """Light (3,N) that reaches surface points from the sky and, where nothing shades them, from the sun."""
+        entry = triangle.copy()
+        if self.light.sun_colour.any():
+            turned = np.flatnonzero(self._shine[triangle])
+            lit = self.world.lit(self.instant, np.ascontiguousarray(points.take(turned, axis=1).T), self.light.sun)
+            entry[turned[lit]] += len(self._shine)
+        return self._incoming.take(entry, axis=1)
+
+    def _albedo(self, triangle: NDArray[np.int32], points: Float32, ray: Float32, distance: Float32) -> Float32:
+        """Linear RGB (3,N) of the surfaces, by material."""
+        albedo = self._colours.take(triangle, axis=1)
+        material = self.world.mesh.materials[triangle]
+        index = np.flatnonzero(material == Material.GROUND)
+        albedo[:, index] = self._ground(points[:2].take(index, axis=1), ray.take(index, axis=1), distance[index])
+        index = np.flatnonzero(material == Material.FACADE)
+        normals = self.instant.normals[triangle[index]]
+        albedo[:, index] = _facade_colour(albedo[:, index], points.take(index, axis=1), normals, distance[index], self.focal_px)
+        index = np.flatnonzero(material >= Material.FOLIAGE)
+        x, y, z = points.take(index, axis=1)
+        grain = _lookup((x + 0.7 * z) * 24.0, (y + 1.3 * z) * 24.0)
+        strength = np.where(material[index] == Material.FOLIAGE, np.float32(1.6), np.float32(0.5)) / (1.0 + distance[index] * np.float32(0.02))
+        albedo[:, index] *= np.maximum(1.0 + (grain - 1.0) * strength, np.float32(0.15))
+        return albedo
+
+    def _ground(self, points: Float32, ray: Float32, distance: Float32) -> Float32:
+        """Texture (3,N) averaged over the pixel's long footprint: three taps along the line of sight."""
+        across = distance * (np.float32(1.0) / self.focal_px)
+        along = across / np.maximum(np.abs(ray[2]), np.float32(0.01))
+        footprint = np.maximum(across, along * np.float32(0.33))
+        total = self.world.ground.colour_at(points[0], points[1], footprint)
+        # Near the car the footprint is no longer than a texture pixel and one tap does.
+        far = np.flatnonzero(along > 1.5 * RESOLUTION_M)
+        x, y = points.take(far, axis=1)
+        scale = along[far] * np.float32(1.0 / 3.0) / np.maximum(np.hypot(ray[0, far], ray[1, far]), np.float32(1e-6))
+        step_x, step_y, size = ray[0, far] * scale, ray[1, far] * scale, footprint[far]
+        mean = total[:, far] + self.world.ground.colour_at(x - step_x, y - step_y, size) + self.world.ground.colour_at(x + step_x, y + step_y, size)
+        total[:, far] = mean * np.float32(1.0 / 3.0)
+        return total
 
 
 def _sky(directions: Float32, light: Light) -> Float32:
-    """Gradient from horizon to zenith, a bright spot around the sun, clouds."""
-    up = np.clip(directions[:, 2], 0.0, 1.0)
-    share = np.sqrt(up)[:, None]
-    colour = light.horizon * (1.0 - share) + light.zenith * share
+    """Colour (3,N) of the sky along unit directions (3,N): gradient from horizon to zenith, a bright spot around the sun, clouds."""
+    up = np.clip(directions[2], 0.0, 1.0)
+    share = np.sqrt(up)
+    colour = light.horizon[:, None] + (light.zenith - light.horizon)[:, None] * share
     if light.sun_colour.any():
-        glow = np.clip(directions @ light.sun, 0.0, 1.0) ** 64
-        colour = colour + glow[:, None] * light.sun_colour
+        glow = np.clip(light.sun @ directions, 0.0, 1.0)
+        for _ in range(6):
+            glow *= glow
+        colour += light.sun_colour[:, None] * glow
     reach = np.float32(260.0) / (up + np.float32(0.12))
-    cloud = _lookup(directions[:, 0] * reach, directions[:, 1] * reach, blurred=True)
-    cover = (np.clip((cloud - 1.0) * 4.0 + light.clouds - 0.4, 0.0, 0.8) * np.minimum(up * 6.0, 1.0))[:, None]
-    return colour * (1.0 - cover) + cover * (0.9 * (light.sky_light + 0.5 * light.sun_colour))
+    cloud = _lookup(directions[0] * reach, directions[1] * reach, blurred=True)
+    cover = np.clip((cloud - 1.0) * 4.0 + np.float32(light.clouds - 0.4), 0.0, 0.8) * np.minimum(up * 6.0, 1.0)
+    colour += cover * ((0.9 * (light.sky_light + 0.5 * light.sun_colour)).astype(np.float32)[:, None] - colour)
+    return colour
 
 
-def _albedo(
-    world: World, triangle: NDArray[np.int32], points: Float32, normals: Float32, ray: Float32, distance: Float32, focal_px: float
-) -> Float32:
-    """Linear RGB (N,3) of the surfaces, by material."""
-    albedo = world.mesh.colours[triangle]
-    material = world.mesh.materials[triangle]
-    index = np.flatnonzero(material == Material.GROUND)
-    albedo[index] = _ground_colour(world, points[index], ray[index], distance[index], focal_px)
-    index = np.flatnonzero(material == Material.FACADE)
-    albedo[index] = _facade_colour(albedo[index], points[index], normals[index], distance[index], focal_px)
-    index = np.flatnonzero((material == Material.FOLIAGE) | (material == Material.MASONRY))
-    p = points[index]
-    grain = _lookup((p[:, 0] + 0.7 * p[:, 2]) * 24.0, (p[:, 1] + 1.3 * p[:, 2]) * 24.0)
-    strength = np.where(material[index] == Material.FOLIAGE, np.float32(1.6), np.float32(0.5)) / (1.0 + distance[index] * np.float32(0.02))
-    albedo[index] *= np.maximum(1.0 + (grain - 1.0) * strength, 0.15)[:, None]
-    return albedo
-
-
-def _ground_colour(world: World, points: Float32, ray: Float32, distance: Float32, focal_px: float) -> Float32:
-    """Texture averaged over the pixel's long footprint: three taps along the line of sight."""
-    across = distance * np.float32(1.0 / focal_px)
-    flat = np.maximum(np.hypot(ray[:, 0], ray[:, 1]), 1e-6)
-    along = across / np.maximum(np.abs(ray[:, 2]), 0.01)
-    step = (ray[:, :2] / flat[:, None]) * (along / 3.0)[:, None]
-    footprint = np.maximum(across, along * np.float32(0.33))
-    base = points[:, :2]
-    total = world.ground.colour_at(base, footprint)
-    total += world.ground.colour_at(base - step, footprint)
-    total += world.ground.colour_at(base + step, footprint)
-    return total * np.float32(1.0 / 3.0)
-
-
-def _facade_colour(wall: Float32, points: Float32, normals: Float32, distance: Float32, focal_px: float) -> Float32:
-    """Walls with rows of windows that fade into their mean where they are smaller than a pixel."""
-    u = (points[:, 1] * normals[:, 0] - points[:, 0] * normals[:, 1]) * np.float32(1 / 2.8)
-    v = points[:, 2] * np.float32(1 / 3.1)
+def _facade_colour(wall: Float32, points: Float32, normals: Float32, distance: Float32, focal_px: np.float32) -> Float32:
+    """Walls (3,N) with rows of windows that fade into their mean where they are smaller than a pixel; normals (N,3)."""
+    u = (points[1] * normals[:, 0] - points[0] * normals[:, 1]) * np.float32(1 / 2.8)
+    v = points[2] * np.float32(1 / 3.1)
     cell_u, cell_v = np.floor(u), np.floor(v)
     window = (np.abs(u - cell_u - 0.5) < 0.27) & (np.abs(v - cell_v - 0.55) < 0.25) & (np.abs(normals[:, 2]) < 0.5)
-    fade = np.clip(1.6 - distance * np.float32(2.0 / focal_px), 0.0, 1.0)
+    fade = np.clip(1.6 - distance * (np.float32(2.0) / focal_px), 0.0, 1.0)
     share = (window * fade + 0.25 * (1.0 - fade)) * np.float32(0.9)
     tint = (np.sin(cell_u * 12.9898 + cell_v * 78.233) * 0.5 + 0.5) * np.float32(0.14) + np.float32(0.03)
-    return wall * (1.0 - share)[:, None] + (tint * share)[:, None] * np.array([0.8, 0.95, 1.1], np.float32)
+    return wall * (1.0 - share) + np.array([[0.8], [0.95], [1.1]], np.float32) * (tint * share)
 
 
 @lru_cache(maxsize=2)
@@ -202,20 +223,21 @@ def _lookup(x: Float32, y: Float32, blurred: bool = False) -> Float32:
 
 @lru_cache(maxsize=4)
 def _grain(height: int, width: int) -> Float32:
-    return np.random.default_rng(11).standard_normal((height + 64, width + 64, 3)).astype(np.float32)
+    return np.random.default_rng(11).standard_normal((3, height + 64, width + 64)).astype(np.float32)
 
 
 @lru_cache(maxsize=4)
 def _vignette(height: int, width: int) -> Float32:
     y, x = np.mgrid[-1 : 1 : height * 1j, -1 : 1 : width * 1j]
-    return (1.0 - 0.14 * (x * x + y * y)).astype(np.float32)[..., None]
+    return (1.0 - 0.14 * (x * x + y * y)).astype(np.float32)
 
 
 def _develop(colour: Float32, noise: float, seed: int) -> NDArray[np.uint8]:
-    """Linear RGB (H,W,3) to BGR bytes: highlights roll off, gamma 2, vignette, grain."""
-    height, width = colour.shape[:2]
+    """Linear RGB (3,H,W) to BGR bytes (H,W,3): highlights roll off, gamma 2, vignette, grain."""
+    height, width = colour.shape[1:]
     row, column = np.random.default_rng(seed).integers(0, 64, 2)
-    x = colour[..., ::-1] * _vignette(height, width)
-    x = np.sqrt(x * 1.45 / (x + 0.45)) * np.float32(255.0)
-    x += _grain(height, width)[row : row + height, column : column + width] * np.float32(noise)
-    return np.clip(x, 0, 255).astype(np.uint8)
+    x = colour * _vignette(height, width)
+    x = np.sqrt(x * np.float32(1.45) / (x + np.float32(0.45))) * np.float32(255.0)
+    x += _grain(height, width)[:, row : row + height, column : column + width] * np.float32(noise)
+    red, green, blue = np.clip(x, 0, 255).astype(np.uint8)
+    return cv2.merge([blue, green, red])

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.dataset.synthetic.paths2d import Float
-from pipeline.taxonomy import CAMERAS, LIDAR
+from pipeline.taxonomy import CAMERAS
 
 # Mounting position in the ego frame (m), heading (deg) and focal length at 1600 px image width: rounded from the nuScenes calibration tables.
 _CAMERAS: dict[str, tuple[tuple[float, float, float], float, float]] = {
@@ -58,6 +59,7 @@ class Camera:
     width: int
     height: int
 
+    @cached_property
     def rays(self) -> NDArray[np.float32]:
         """Unit directions (H*W,3) of the pixel centres in the camera frame, row by row. Integer coordinates are pixel centres."""
         column, row = np.meshgrid(np.arange(self.width), np.arange(self.height))
@@ -117,7 +119,7 @@ def make_rig(width: int, height: int, rng: np.random.Generator) -> Rig:
     for channel in CAMERAS:
         position, heading_deg, focal_1600 = _CAMERAS[channel]
         focal = focal_1600 * width / 1600.0 * float(rng.normal(1.0, 0.004))
-        yaw, pitch, roll = np.deg2rad([heading_deg, 0.0, 0.0] + rng.normal(0.0, 0.4, 3))
+        yaw, pitch, roll = np.deg2rad(rng.normal((heading_deg, 0.0, 0.0), 0.4))
         turn = product(product(about("z", yaw), about("y", pitch)), about("x", roll))
         mount = Mount(tuple((np.array(position) + rng.normal(0.0, 0.01, 3)).tolist()), product(turn, _LOOK_FORWARD))
         centre = np.array([0.5 * width, 0.5 * height]) + rng.normal(0.0, 0.008 * width, 2)
@@ -141,6 +143,3 @@ def lidar_rays(azimuth_steps: int) -> tuple[NDArray[np.float32], NDArray[np.floa
     )
     return directions.reshape(-1, 3).astype(np.float32), np.tile(np.arange(32, dtype=np.float32), azimuth_steps)
 
-
-__all__ = ["CAMERA_JITTER_MS", "CAMERA_PHASE_MS", "LIDAR", "LIDAR_RANGE_M", "SWEEP_INTERVAL_US", "Camera", "Mount", "Rig", "about", "lidar_rays",
-           "make_rig", "matrix", "product"]  # fmt: skip

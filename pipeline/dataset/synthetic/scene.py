@@ -13,17 +13,18 @@ from numpy.typing import NDArray
 from pipeline.config import SyntheticConfig
 from pipeline.dataset.synthetic.actors import CATEGORY
 from pipeline.dataset.synthetic.ground import ROAD, make_ground
-from pipeline.dataset.synthetic.layout import TILE_M, Layout, make_layout
+from pipeline.dataset.synthetic.layout import Layout, make_layout
 from pipeline.dataset.synthetic.lidar import count_in_box, sweep
-from pipeline.dataset.synthetic.mapfile import MapWriter, make_map
-from pipeline.dataset.synthetic.occupancy import CameraMask, lidar_mask, npz_bytes, sample_surfaces, voxelize
+from pipeline.dataset.synthetic.mapfile import MapRecords, make_map
+from pipeline.dataset.synthetic.occupancy import CameraMask, LidarMask, Surfaces, npz_bytes, sample_surfaces, voxelize
 from pipeline.dataset.synthetic.paths2d import Float
 from pipeline.dataset.synthetic.render import Light, make_light, render
-from pipeline.dataset.synthetic.rig import CAMERA_JITTER_MS, CAMERA_PHASE_MS, LIDAR, SWEEP_INTERVAL_US, Mount, Rig, about, make_rig, matrix
+from pipeline.dataset.synthetic.rig import CAMERA_JITTER_MS, CAMERA_PHASE_MS, SWEEP_INTERVAL_US, Mount, Rig, about, make_rig, matrix
 from pipeline.dataset.synthetic.scenery import make_scenery
 from pipeline.dataset.synthetic.tables import Row, Rows, attribute_token, category_token, chain, sensor_token, token_maker, visibility_token
 from pipeline.dataset.synthetic.traffic import Traffic, make_traffic
 from pipeline.dataset.synthetic.world import World
+from pipeline.taxonomy import LIDAR
 
 FIRST_SCENE_NUMBER = 2001
 """Scene names start beyond those of nuScenes, which end at scene-1110."""
@@ -53,7 +54,7 @@ class SceneResult:
     location: str
     tile_centre_m: tuple[float, float]
     rows: Rows
-    map_layers: MapWriter | None
+    map_records: MapRecords
     drivable_bits: NDArray[np.uint8]
 
 
@@ -93,9 +94,8 @@ def make_scene(task: SceneTask) -> SceneResult:
     token = token_maker(task.config.seed, task.index)
     rows = _record(simulation, token)
     offset = np.array(task.tile_centre_m)
-    written = make_map(plan, offset, lambda name: token(f"map/{name}"))
-    written.__dict__.pop("_token")
-    return SceneResult(scene_name(task.index), task.location, task.tile_centre_m, rows, written, np.packbits(ground.labels == ROAD))
+    records = make_map(plan, offset, lambda name: token(f"map/{name}"))
+    return SceneResult(scene_name(task.index), task.location, task.tile_centre_m, rows, records, np.packbits(ground.labels == ROAD))
 
 
 def _record(sim: _Simulation, token: Any) -> Rows:
@@ -103,7 +103,8 @@ def _record(sim: _Simulation, token: Any) -> Rows:
     rows: Rows = {name: [] for name in ("log", "scene", "sample", "sample_data", "ego_pose", "calibrated_sensor", "sample_annotation", "instance")}
     start_us = _EPOCH_US + sim.task.index * _SCENE_SPACING_US
     log_name = f"synthetic-{sim.task.index:04d}"
-    rows["log"].append({"token": token("log"), "logfile": log_name, "vehicle": "synthetic", "date_captured": "2020-09-13", "location": sim.task.location})
+    log = {"token": token("log"), "logfile": log_name, "vehicle": "synthetic", "date_captured": "2020-09-13", "location": sim.task.location}
+    rows["log"].append(log)
     mounts: dict[str, tuple[Mount, list]] = {c: (k.mount, k.intrinsics.tolist()) for c, k in sim.rig.cameras.items()}
     mounts[LIDAR] = (sim.rig.lidar, [])
     for channel, (mount, intrinsics) in mounts.items():
@@ -117,15 +118,14 @@ def _record(sim: _Simulation, token: Any) -> Rows:
             }
         )
     surfaces = sample_surfaces(sim.world, sim.ego2tile(0.25 * sim.task.config.samples_per_scene)[:2, 3])
-    camera_mask = CameraMask(sim.rig)
+    camera_mask, lidar_mask = CameraMask(sim.rig), LidarMask(sim.rig.lidar.sensor2ego, sim.task.config.lidar_azimuth_steps)
     sweeps = np.arange(sim.task.config.samples_per_scene) * _SWEEPS_PER_SAMPLE + 2
     sweeps = sweeps + sim.rng.choice([-1, 0, 1], len(sweeps), p=[0.06, 0.88, 0.06])
     for k, sweep_number in enumerate(sweeps):
         lidar_us = start_us + int(sweep_number) * SWEEP_INTERVAL_US + int(sim.rng.integers(-300, 300))
         sample = {"token": token(f"sample/{k}"), "timestamp": lidar_us, "scene_token": token("scene")}
         rows["sample"].append(sample)
-        recorder = _SampleRecorder(sim, rows, token, k, log_name, start_us)
-        recorder.record(sample, camera_mask, surfaces)
+        _SampleRecorder(sim, rows, token, k, log_name, start_us, camera_mask, lidar_mask, surfaces).record(sample)
     _finish(sim, rows, token)
     return rows
 
@@ -140,8 +140,11 @@ class _SampleRecorder:
     index: int
     log_name: str
     start_us: int
+    camera_mask: CameraMask
+    lidar_mask: LidarMask
+    surfaces: Surfaces
 
-    def record(self, sample: Row, camera_mask: CameraMask, surfaces: Any) -> None:
+    def record(self, sample: Row) -> None:
         """Lidar first (it gives the sample its time), then the cameras at their own times."""
         sim, lidar_us = self.sim, int(sample["timestamp"])
         time_s = self._seconds(lidar_us)
@@ -149,7 +152,7 @@ class _SampleRecorder:
         lidar2tile = ego2tile @ sim.rig.lidar.sensor2ego
         points = sweep(sim.world, instant, lidar2tile, sim.task.config.lidar_azimuth_steps, sim.rng)
         self._sensor_file(sample, LIDAR, lidar_us, points.tobytes(), 0, 0)
-        semantics = voxelize(sim.world, surfaces, instant, ego2tile)
+        semantics = voxelize(sim.world, self.surfaces, instant, ego2tile)
         seen = np.zeros_like(semantics)
         visible, silhouette = np.zeros((2, len(sim.world.actors)), np.int64)
         for channel, camera in sim.rig.cameras.items():
@@ -160,13 +163,13 @@ class _SampleRecorder:
             frame = render(sim.world, then, sim.light, camera, camera2tile, int(sim.rng.integers(2**31)))
             _, jpeg = cv2.imencode(".jpg", frame.bgr, [cv2.IMWRITE_JPEG_QUALITY, sim.task.config.jpeg_quality])
             self._sensor_file(sample, channel, camera_us, jpeg.tobytes(), camera.width, camera.height)
-            camera_mask.see(seen, semantics, channel, camera, np.linalg.inv(camera2tile) @ ego2tile, frame.range_m)
+            self.camera_mask.see(seen, semantics, channel, camera, np.linalg.inv(camera2tile) @ ego2tile, frame.range_m)
             visible += frame.visible_px
             silhouette += frame.silhouette_px
         points_ego = points[:, :3] @ sim.rig.lidar.sensor2ego[:3, :3].T.astype(np.float32) + sim.rig.lidar.sensor2ego[:3, 3].astype(np.float32)
-        crossed = lidar_mask(points_ego, sim.rig.lidar.sensor2ego[:3, 3])
+        crossed = self.lidar_mask.seen(points, points_ego)
         self._occupancy(sample, {"semantics": semantics, "mask_lidar": crossed, "mask_camera": seen})
-        points_tile = points[:, :3].astype(float) @ lidar2tile[:3, :3].T + lidar2tile[:3, 3]
+        points_tile = lidar2tile[:3, :3] @ points[:, :3].astype(float).T + lidar2tile[:3, 3:]
         self._annotate(sample, instant.poses, ego2tile, points_tile, visible, silhouette)
 
     def _seconds(self, time_us: int) -> float:
@@ -202,8 +205,10 @@ class _SampleRecorder:
         folder.mkdir(parents=True)
         (folder / "labels.npz").write_bytes(npz_bytes(arrays))
 
-    def _annotate(self, sample: Row, poses: Float, ego2tile: Float, points_tile: Float, visible: NDArray[np.int64], silhouette: NDArray[np.int64]) -> None:
-        """Boxes of all actors within 60 m of the ego vehicle."""
+    def _annotate(
+        self, sample: Row, poses: Float, ego2tile: Float, points_tile: Float, visible: NDArray[np.int64], silhouette: NDArray[np.int64]
+    ) -> None:
+        """Boxes of all actors within 60 m of the ego vehicle; `points_tile` (3,N), pixel counts (A,)."""
         tile_x, tile_y = self.sim.task.tile_centre_m
         for k, actor in enumerate(self.sim.world.actors):
             x, y, z, yaw = poses[k].tolist()
@@ -262,5 +267,3 @@ def _finish(sim: _Simulation, rows: Rows, token: Any) -> None:
         }
     )
 
-
-__all__ = ["FIRST_SCENE_NUMBER", "TILE_M", "SceneResult", "SceneTask", "make_scene", "scene_name"]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.dataset.synthetic.ground import ROAD, SIZE_PX, TERRAIN, WALK, Ground, fill
+from pipeline.dataset.synthetic.ground import SIZE_PX, TERRAIN, WALK, Ground, fill
 from pipeline.dataset.synthetic.layout import TILE_M, Layout, Road
 from pipeline.dataset.synthetic.mesh import Colour, Material, Mesh, blob, box, lathe, soup
 from pipeline.dataset.synthetic.paths2d import Float
@@ -28,13 +28,14 @@ def make_scenery(plan: Layout, ground: Ground, rng: np.random.Generator) -> Mesh
     """All static triangles of a tile, labelled for occupancy. The first two are the ground plane."""
     free = ground.labels.copy()
     parts = [_plane(), *_raised_walks(plan)]
+    trees = [tree(rng) for _ in range(10)]
     urban = float(rng.uniform(0.25, 0.95))
     for road in plan.roads:
         for side in (-1, 1):
             parts += _row_of_buildings(road, side, free, urban, rng)
-            parts += _street_trees(road, side, free, rng)
+            parts += _street_trees(road, side, free, trees, rng)
             parts += _lamps(road, side, rng)
-    parts += _scattered_trees(free, rng, int(rng.integers(30, 90)))
+    parts += _scattered_trees(free, trees, rng, int(rng.integers(30, 90)))
     parts += _skyline(rng, urban)
     return Mesh.join(parts)
 
@@ -50,7 +51,7 @@ def _raised_walks(plan: Layout) -> Iterator[Mesh]:
     for band in plan.sidewalks:
         left, right = (np.insert(edge, 2, KERB_HEIGHT_M, axis=1) for edge in (band.left, band.right))
         yield soup(_quads(right, left), _CONCRETE, Material.GROUND, WALK)
-        for edge in (left, right):
+        for edge in (left[::-1], right):
             yield soup(_quads(edge * [1.0, 1.0, 0.0], edge), _CONCRETE, Material.MASONRY, WALK)
 
 
@@ -137,7 +138,8 @@ def tree(rng: np.random.Generator) -> Mesh:
         return blob((0.0, 0.0, 0.7 * r), (r, r, 0.8 * r), green, Material.FOLIAGE, VEGETATION, rng)
     trunk = lathe((0.0, 0.0, 0.0), (0.18, 0.12), (0.0, 0.5 * height), (0.1, 0.07, 0.05), 6, Material.PLAIN, VEGETATION)
     if kind < 0.4:
-        crown = lathe((0.0, 0.0, 0.0), (0.26 * height, 0.17 * height, 0.02), (0.2 * height, 0.5 * height, height), green, 8, Material.FOLIAGE, VEGETATION)
+        radii, levels = (0.26 * height, 0.17 * height, 0.02), (0.2 * height, 0.5 * height, height)
+        crown = lathe((0.0, 0.0, 0.0), radii, levels, green, 8, Material.FOLIAGE, VEGETATION)
         return Mesh.join([trunk, crown])
     parts = [trunk]
     for _ in range(int(rng.integers(2, 4))):
@@ -148,7 +150,14 @@ def tree(rng: np.random.Generator) -> Mesh:
     return Mesh.join(parts)
 
 
-def _street_trees(road: Road, side: int, free: NDArray[np.uint8], rng: np.random.Generator) -> Iterator[Mesh]:
+def _variant(trees: list[Mesh], rng: np.random.Generator) -> Mesh:
+    """One of the trees, grown or shrunk and a little darker or lighter."""
+    chosen = trees[int(rng.integers(len(trees)))]
+    triangles = chosen.triangles * rng.uniform(0.75, 1.2, 3).astype(np.float32)
+    return Mesh(triangles, chosen.colours * np.float32(rng.uniform(0.8, 1.2)), chosen.materials, chosen.labels)
+
+
+def _street_trees(road: Road, side: int, free: NDArray[np.uint8], trees: list[Mesh], rng: np.random.Generator) -> Iterator[Mesh]:
     """A row of trees just outside the sidewalk, where nothing else stands."""
     if rng.random() < 0.25:
         return
@@ -157,13 +166,13 @@ def _street_trees(road: Road, side: int, free: NDArray[np.uint8], rng: np.random
     for along in np.arange(float(rng.uniform(0.0, spacing)), road.path.length_m, spacing):
         x, y = road.path.points(along, offset)[0]
         if rng.random() < 0.8 and _is_free(free, _rectangle(x, y, 0.0, 1.0, 1.0, 3)[1]):
-            yield tree(rng).moved(x, y, 0.0, float(rng.uniform(0, 6)))
+            yield _variant(trees, rng).moved(x, y, 0.0, float(rng.uniform(0, 6)))
 
 
-def _scattered_trees(free: NDArray[np.uint8], rng: np.random.Generator, count: int) -> Iterator[Mesh]:
+def _scattered_trees(free: NDArray[np.uint8], trees: list[Mesh], rng: np.random.Generator, count: int) -> Iterator[Mesh]:
     for x, y in rng.uniform(-0.48 * TILE_M, 0.48 * TILE_M, (count, 2)):
         if _is_free(free, _rectangle(x, y, 0.0, 2.5, 2.5, 3)[1]):
-            yield tree(rng).moved(x, y, 0.0, float(rng.uniform(0, 6)))
+            yield _variant(trees, rng).moved(x, y, 0.0, float(rng.uniform(0, 6)))
 
 
 def _lamps(road: Road, side: int, rng: np.random.Generator) -> Iterator[Mesh]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from pipeline.dataset.synthetic.actors import MEAN_SIZE_LWH_M, Shape, make_shape
-from pipeline.dataset.synthetic.layout import Layout
+from pipeline.dataset.synthetic.layout import Layout, Road
 from pipeline.dataset.synthetic.paths2d import ArcPath, Float
 
 KERB_HEIGHT_M = 0.15
@@ -189,12 +189,12 @@ class _Placer:
             delta = ends[1] - ends[0]
             path = ArcPath((*ends[0].tolist(), float(np.arctan2(delta[1], delta[0]))), (float(np.linalg.norm(delta)),), (0.0,))
             return Motion(path, float(self.rng.uniform(0.0, max(path.length_m - speed * self.duration_s, 0.5))), speed)
-        road, side = self._road_side()
+        road, side = self.road_side()
         path = road.path.offset(road.kerb_m(side) + side * road.walk_m(side) * float(self.rng.uniform(0.3, 0.8)))
         path = path if self.rng.random() < 0.5 else path.reversed()
         return Motion(path, float(self.rng.uniform(0.0, path.length_m)), speed, height_m=KERB_HEIGHT_M)
 
-    def _road_side(self) -> tuple:
+    def road_side(self) -> tuple[Road, int]:
         return self.plan.roads[int(self.rng.integers(len(self.plan.roads)))], int(self.rng.choice([-1, 1]))
 
     def standing(self, name: str) -> Motion | None:
@@ -208,11 +208,11 @@ class _Placer:
         }.get(name, [self._in_parking, self._on_lot])  # type: ignore[assignment]
         return places[int(self.rng.integers(len(places)))](name)
 
-    def _still(self, x: float, y: float, yaw: float, height_m: float = 0.0) -> Motion:
+    def still(self, x: float, y: float, yaw: float, height_m: float = 0.0) -> Motion:
         return Motion(ArcPath((float(x), float(y), float(yaw)), (1.0,), (0.0,)), 0.0, 0.0, height_m=height_m)
 
     def _in_parking(self, name: str) -> Motion | None:
-        road, side = self._road_side()
+        road, side = self.road_side()
         if not road.parking_m(side):
             return None
         along = float(self.rng.uniform(road.painted_m[0][0] + 6.0, road.path.length_m - 6.0))
@@ -221,7 +221,7 @@ class _Placer:
         offset = road.kerb_m(side) - side * (0.5 * max(MEAN_SIZE_LWH_M[name][1], 2.0) + 0.25)
         x, y = road.path.points(along, offset)[0]
         yaw = road.path.pose(along)[0, 2] + (0.0 if side < 0 else np.pi) + float(self.rng.normal(0.0, 0.02))
-        return self._still(x, y, yaw)
+        return self.still(x, y, yaw)
 
     def _on_lot(self, name: str) -> Motion | None:
         if not self.plan.lots:
@@ -237,26 +237,26 @@ class _Placer:
         path = self.plan.roads[lot.road].path
         x, y = path.points(along, float(self.rng.uniform(low_d, high_d)))[0]
         yaw = path.pose(along)[0, 2] + (0.5 * np.pi if turned else 0.0) + float(self.rng.choice([0.0, np.pi])) + float(self.rng.normal(0.0, 0.08))
-        return self._still(x, y, yaw)
+        return self.still(x, y, yaw)
 
     def _on_walk(self, name: str) -> Motion:
-        road, side = self._road_side()
+        road, side = self.road_side()
         along = float(self.rng.uniform(1.0, road.path.length_m))
         x, y = road.path.points(along, road.kerb_m(side) + side * road.walk_m(side) * float(self.rng.uniform(0.3, 0.85)))[0]
         if name == "pedestrian":
             yaw = float(self.rng.uniform(-np.pi, np.pi))
         else:
             yaw = float(road.path.pose(along)[0, 2]) + float(self.rng.choice([0.0, 0.5, 1.0, 1.5])) * np.pi + float(self.rng.normal(0.0, 0.1))
-        return self._still(x, y, yaw, KERB_HEIGHT_M)
+        return self.still(x, y, yaw, KERB_HEIGHT_M)
 
     def _at_lane_edge(self, name: str) -> Motion:
-        road, side = self._road_side()
+        road, side = self.road_side()
         along = float(self.rng.uniform(3.0, road.path.length_m))
         lanes = road.backward if side > 0 else road.forward
         x, y = road.path.points(along, side * (lanes * road.lane_width_m + float(self.rng.uniform(-0.1, 0.5))))[0]
         # A barrier's long side is its width, so along the road means a quarter turn.
         yaw = road.path.pose(along)[0, 2] + 0.5 * np.pi + float(self.rng.normal(0.0, 0.1))
-        return self._still(x, y, yaw)
+        return self.still(x, y, yaw)
 
 
 def _work_zone(placer: _Placer) -> Iterator[Actor]:
@@ -267,21 +267,21 @@ def _work_zone(placer: _Placer) -> Iterator[Actor]:
             lot = plan.lots[int(rng.integers(len(plan.lots)))]
             road, side, middle, offset = plan.roads[lot.road], lot.side, 0.5 * (lot.start_m + lot.stop_m), lot.near_m + lot.side * 0.6
         else:
-            road, side = placer._road_side()
+            road, side = placer.road_side()
             middle = float(rng.uniform(16.0, road.path.length_m - 10.0))
             offset = side * ((road.backward if side > 0 else road.forward) * road.lane_width_m + 0.3)
             if not road.parking_m(side):
                 continue
         if np.linalg.norm(road.path.points(middle, offset)[0] - placer.focus) > 0.8 * _NEAR_M:
             continue
-        vehicle = road.path.points(middle, offset + side * 2.6)[0]
+        x, y = road.path.points(middle, offset + side * 2.6)[0]
         heading = float(road.path.pose(middle)[0, 2])
-        yield from _claimed(placer, "construction_vehicle", placer._still(*vehicle, heading + float(rng.choice([0.0, np.pi]))))
+        yield from _claimed(placer, "construction_vehicle", placer.still(x, y, heading + float(rng.choice([0.0, np.pi]))))
         names = ["traffic_cone", *["barrier"] * int(rng.integers(2, 4)), "traffic_cone", "traffic_cone"]
         for along, name in zip(middle - 6.0 + 3.1 * np.arange(len(names)), names, strict=True):
             x, y = road.path.points(along, offset)[0]
             yaw = float(road.path.pose(along)[0, 2]) + side * 0.5 * np.pi + float(rng.normal(0.0, 0.05))
-            yield from _claimed(placer, name, placer._still(x, y, yaw))
+            yield from _claimed(placer, name, placer.still(x, y, yaw))
         return
 
 

@@ -18,8 +18,6 @@ from pipeline.dataset.synthetic.mesh import Float32, Mesh
 from pipeline.dataset.synthetic.paths2d import Float
 from pipeline.dataset.synthetic.traffic import Actor
 
-_OFFSET_M = np.float32(0.02)
-
 
 @dataclass(frozen=True)
 class Hits:
@@ -37,6 +35,23 @@ class Instant:
     normals: Float32
 
 
+@dataclass(frozen=True)
+class _View:
+    """A cone around a bundle of rays: unit axis (3,) and half angle in radians."""
+
+    axis: Float
+    half_angle: float
+
+    @staticmethod
+    def around(directions: Float32) -> _View:
+        mean = directions[:: max(len(directions) // 256, 1)].mean(axis=0, dtype=float) if len(directions) else np.zeros(3)
+        length = float(np.linalg.norm(mean))
+        if length < 0.1:
+            return _View(np.array([1.0, 0.0, 0.0]), np.pi)
+        axis = mean / length
+        return _View(axis, float(np.arccos(np.clip((directions @ axis.astype(np.float32)).min(), -1.0, 1.0))) + 0.01)
+
+
 class World:
     """Triangles of a scene: `mesh` holds scenery and standing actors in the tile frame, then each moving actor in its own frame.
 
@@ -45,8 +60,9 @@ class World:
 
     def __init__(self, ground: Ground, scenery: Mesh, actors: tuple[Actor, ...]) -> None:
         self.ground, self.actors = ground, actors
-        start = self.poses(0.0)
         self.movers = [k for k, actor in enumerate(actors) if actor.motion.moves]
+        start = np.concatenate([np.zeros((0, 4)), *[actor.motion.poses(np.zeros(1)) for actor in actors]])
+        self._start = start
         standing = [k for k, actor in enumerate(actors) if not actor.motion.moves]
         parts = [scenery] + [actors[k].shape.mesh.moved(*start[k]) for k in standing] + [actors[k].shape.mesh for k in self.movers]
         self.mesh = Mesh.join(parts)
@@ -60,7 +76,10 @@ class World:
 
     def poses(self, time_s: float) -> Float:
         """Poses (A,4) of all actors at a time since the scene's start."""
-        return np.concatenate([np.zeros((0, 4)), *[actor.motion.poses(np.array([time_s])) for actor in self.actors]])
+        poses = self._start.copy()
+        for k in self.movers:
+            poses[k] = self.actors[k].motion.poses(np.array([time_s]))[0]
+        return poses
 
     def at(self, time_s: float) -> Instant:
         """The state of the scene at a time since its start."""
@@ -77,8 +96,9 @@ class World:
         result = self._static.run(origins, directions, query="INTERSECT", output=True)
         triangle = result["primID"].astype(np.int32, copy=False)
         range_m = np.where(triangle >= 0, result["tfar"], np.float32(np.inf))
+        view = _View.around(directions)
         for k in self.movers:
-            index = self._near(k, instant, origin, directions)
+            index = self._near(k, instant, origin, directions, view)
             if not len(index):
                 continue
             local = self._bodies[k].run(*self._localised(k, instant, origins[index], directions[index]), query="INTERSECT", output=True)
@@ -87,33 +107,38 @@ class World:
             triangle[index[closer]] = local["primID"][closer] + self.first_triangle[k]
         return Hits(range_m, triangle)
 
-    def silhouettes(self, instant: Instant, origin: Float, directions: Float32) -> NDArray[np.int64]:
-        """How many of the rays each actor (A,) would catch if nothing stood in front of it."""
+    def hidden(self, instant: Instant, origin: Float, directions: Float32, hits: Hits) -> NDArray[np.int64]:
+        """How many of the rays would meet each actor (A,) if what they hit first were not in the way."""
         counts = np.zeros(len(self.actors), np.int64)
-        origins = np.asarray(origin, np.float32)
+        start = np.asarray(origin, np.float32)
+        instance, view = self.instance[hits.triangle], _View.around(directions)
         for k in range(len(self.actors)):
-            index = self._near(k, instant, origin, directions)
+            centre, radius = self._ball(k, instant)
+            index = self._near(k, instant, origin, directions, view)
+            # A ray that ends beyond the actor has passed it; one that ends on it does not miss it.
+            blocked = (hits.range_m[index] < np.linalg.norm(centre - origin) + radius) & ((instance[index] != k) | (hits.triangle[index] < 0))
+            index = index[blocked]
             if len(index):
-                start = np.broadcast_to(origins, (len(index), 3))
-                hit = self._bodies[k].run(*self._localised(k, instant, start, directions[index]), query="OCCLUDED")
-                counts[k] = np.count_nonzero(hit == 0)
+                rays = self._localised(k, instant, np.broadcast_to(start, (len(index), 3)), directions[index])
+                counts[k] = np.count_nonzero(self._bodies[k].run(*rays, query="OCCLUDED") == 0)
         return counts
 
-    def lit(self, instant: Instant, points: Float32, normals: Float32, sun: Float32) -> NDArray[np.bool_]:
-        """Whether the sun, seen along the unit vector `sun` (3,), reaches the surface points (N,3)."""
-        origins = points + normals * _OFFSET_M
+    def lit(self, instant: Instant, points: Float32, sun: Float32) -> NDArray[np.bool_]:
+        """Whether the sun, seen along the unit vector `sun` (3,), reaches points (N,3) just off the surfaces."""
         directions = np.broadcast_to(sun, points.shape).copy()
-        lit = self._static.run(origins, directions, query="OCCLUDED") != 0
-        towards = points @ sun
-        square = np.einsum("ij,ij->i", points, points)
+        lit = self._static.run(points, directions, query="OCCLUDED") != 0
+        x, y, z = np.ascontiguousarray(points.T)
+        towards = x * sun[0] + y * sun[1] + z * sun[2]
+        square = x * x + y * y + z * z
         for k in self.movers:
             centre, radius = self._ball(k, instant)
             # Squared distance of the ball's centre from the line through the point towards the sun.
             along = np.float32(centre @ sun) - towards
-            apart = square - 2.0 * (points @ centre.astype(np.float32)) + np.float32(centre @ centre) - along * along
+            c = (2.0 * centre).astype(np.float32)
+            apart = square - (x * c[0] + y * c[1] + z * c[2]) - along * along + np.float32(centre @ centre)
             index = np.flatnonzero((apart < radius**2) & (along > -radius) & lit)
             if len(index):
-                shaded = self._bodies[k].run(*self._localised(k, instant, origins[index], directions[index]), query="OCCLUDED") == 0
+                shaded = self._bodies[k].run(*self._localised(k, instant, points[index], directions[index]), query="OCCLUDED") == 0
                 lit[index[shaded]] = False
         return lit
 
@@ -122,14 +147,17 @@ class World:
         size = np.array(self.actors[k].shape.size_lwh_m)
         return instant.poses[k, :3] + [0.0, 0.0, 0.5 * size[2]], float(0.5 * np.linalg.norm(size))
 
-    def _near(self, k: int, instant: Instant, origin: Float, directions: Float32) -> NDArray[np.int64]:
+    def _near(self, k: int, instant: Instant, origin: Float, directions: Float32, view: _View) -> NDArray[np.int64]:
         """Indices of the rays from `origin` that pass through the ball around an actor."""
         centre, radius = self._ball(k, instant)
         offset = centre - origin
         distance = float(np.linalg.norm(offset))
         if distance <= radius:
             return np.arange(len(directions))
-        limit = np.sqrt(1.0 - (radius / distance) ** 2)
+        reach = float(np.arcsin(radius / distance))
+        if np.arccos(np.clip(view.axis @ offset / distance, -1.0, 1.0)) > view.half_angle + reach:
+            return np.zeros(0, np.int64)
+        limit = np.cos(reach)
         return np.flatnonzero(directions @ (offset / distance).astype(np.float32) > limit)
 
     def _localised(self, k: int, instant: Instant, origins: Float32, directions: Float32) -> tuple[Float32, Float32]:

@@ -100,9 +100,9 @@ def _write_maps(folder: Path, location: str, results: list[SceneResult]) -> None
         top = image.shape[0] - row - SIZE_PX
         image[top : top + SIZE_PX, column : column + SIZE_PX] = 255 * np.unpackbits(result.drivable_bits).reshape(SIZE_PX, SIZE_PX)
         for name in LAYERS:
-            layers[name].extend(result.map_layers.layers[name])
-        layers["arcline_path_3"].update(result.map_layers.arcline_path_3)
-        layers["connectivity"].update(result.map_layers.connectivity)
+            layers[name].extend(result.map_records.layers[name])
+        layers["arcline_path_3"].update(result.map_records.arcline_path_3)
+        layers["connectivity"].update(result.map_records.connectivity)
     cv2.imwrite(str(folder / f"{MAP_TOKENS[location]}.png"), image, [cv2.IMWRITE_PNG_COMPRESSION, 1])
     _write_json(folder / "expansion" / f"{location}.json", layers)
 
