@@ -38,8 +38,14 @@ $(VENV)/.installed: requirements.lock pyproject.toml
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
 	@touch $@
 
-lock: $(VENV)/.installed
-	$(BIN)/python -m pip freeze --all --exclude-editable | grep -v '^pip==' | sed 's/+cpu$$//' > requirements.lock
+# Resolve pyproject.toml in an environment of its own, so that nothing installed by hand gets into the lock.
+lock:
+	$(PYTHON) -m venv .venv-lock
+	.venv-lock/bin/python -m pip install --quiet --upgrade setuptools
+	.venv-lock/bin/python -m pip install --quiet -e '.[dev]'
+	(echo '# Every package of the environment with its version; `make lock` writes it anew from pyproject.toml.'; \
+	 .venv-lock/bin/python -m pip freeze --all --exclude-editable | grep -v '^pip==' | sed 's/+cpu$$//') > requirements.lock
+	rm -rf .venv-lock
 
 clean:
 	rm -rf data/nuscenes data/index data/maps data/maps_vectorized data/dataset.json models build reports
