@@ -113,7 +113,7 @@ def clip_segments(start: FloatArray, end: FloatArray, bev: BevRange) -> tuple[Fl
     enter, leave = np.zeros(len(start)), np.ones(len(start))
     for axis, low, high in ((0, bev.x_min, bev.x_max), (1, bev.y_min, bev.y_max)):
         origin, delta = start[:, axis], end[:, axis] - start[:, axis]
-        with np.errstate(divide="ignore", invalid="ignore"):
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             to_low, to_high = (low - origin) / delta, (high - origin) / delta
         parallel_outside = (delta == 0.0) & ((origin < low) | (origin > high))
         near = np.where(delta == 0.0, 0.0, np.minimum(to_low, to_high))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import shapely
 
@@ -71,13 +73,22 @@ def to_corners(ring_m: FloatArray, count: int) -> FloatArray:
     Too many corners: the one whose triangle with its neighbours is smallest goes first (Visvalingam & Whyatt, Line generalisation by
     repeated elimination of points, 1993). Too few: the longest edge is halved. Ties go to the earlier corner.
     """
-    corners = ring_m[:-1]
+    corners = [(x, y) for x, y in ring_m[:-1].tolist()]
+    areas = [_corner_area(corners, i) for i in range(len(corners))]
     while len(corners) > count:
-        before, after = np.roll(corners, 1, axis=0) - corners, np.roll(corners, -1, axis=0) - corners
-        area = np.abs(before[:, 0] * after[:, 1] - before[:, 1] * after[:, 0])
-        corners = np.delete(corners, int(np.argmin(area)), axis=0)
+        smallest = areas.index(min(areas))
+        del corners[smallest], areas[smallest]
+        for changed in (smallest - 1, smallest % len(corners)):
+            areas[changed] = _corner_area(corners, changed)
     while len(corners) < count:
-        following = np.roll(corners, -1, axis=0)
-        longest = int(np.argmax(np.hypot(*(following - corners).T)))
-        corners = np.insert(corners, longest + 1, (corners[longest] + following[longest]) / 2, axis=0)
-    return corners
+        lengths = [math.dist(corner, following) for corner, following in zip(corners, corners[1:] + corners[:1], strict=True)]
+        longest = lengths.index(max(lengths))
+        (x0, y0), (x1, y1) = corners[longest], corners[(longest + 1) % len(corners)]
+        corners.insert(longest + 1, ((x0 + x1) / 2, (y0 + y1) / 2))
+    return np.array(corners)
+
+
+def _corner_area(corners: list[tuple[float, float]], index: int) -> float:
+    """Twice the area of the triangle of a corner and its neighbours."""
+    (x0, y0), (x1, y1), (x2, y2) = corners[index - 1], corners[index], corners[(index + 1) % len(corners)]
+    return abs((x0 - x1) * (y2 - y1) - (y0 - y1) * (x2 - x1))

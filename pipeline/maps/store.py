@@ -36,7 +36,7 @@ class MapLabel:
     polyline_class: NDArray[np.int64]  # (L,) index into MAP_CLASSES
     resampled: NDArray[np.float32]  # (L, P, 2) equal arc length, both ends included
     closed: NDArray[np.bool_]  # (L,)
-    lanes: NDArray[np.float32]  # (R, K, 2) lane areas reduced to K corners
+    lanes: NDArray[np.float32]  # (R, K, 2) lanes that reach into the range, not clipped, reduced to K corners
     lane_adjacency: NDArray[np.int32]  # (E, 2) from lane, to lane
     labelled: NDArray[np.bool_]  # (3,) for each of MAP_CLASSES: the map knows this class, so "none here" means none
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import shapely
@@ -13,7 +14,7 @@ from pipeline.config import TopologyConfig
 from pipeline.maps.frames import BevRange, FloatArray, PlanarPose
 from pipeline.maps.lanes import edges_between
 from pipeline.maps.lines import LinePiece, length_m, resample
-from pipeline.maps.rings import clip_polygons, polygon_parts, to_corners
+from pipeline.maps.rings import clip_polygons, to_corners
 from pipeline.maps.store import MapLabel
 from pipeline.maps.vector_map import VectorMap
 from pipeline.taxonomy import MAP_CLASSES
@@ -58,7 +59,7 @@ def label_sample(vector_map: VectorMap, ego2global: FloatArray, config: Topology
     rings = [element.points_m for element in elements if element.closed]
     segments = to_segments([element.points_m for element in elements])
     matrix = topology_matrix(segments, rings, config.incidence_tolerance_m)
-    lanes, edges = _lanes(vector_map, pose, bev)
+    lanes, edges = _lanes(vector_map, pose, bev, config.polygon_corners)
     corners = [to_corners(ring, config.polygon_corners) for ring in rings]
     label = MapLabel(
         line_segments=segments.astype(np.float32),
@@ -68,7 +69,7 @@ def label_sample(vector_map: VectorMap, ego2global: FloatArray, config: Topology
         polyline_class=np.array([element.map_class for element in elements], dtype=np.int64),
         resampled=_stack([resample(element.points_m, config.points_per_line) for element in elements], config.points_per_line),
         closed=np.array([element.closed for element in elements], dtype=bool),
-        lanes=_stack([to_corners(ring, config.polygon_corners) for ring in lanes], config.polygon_corners),
+        lanes=lanes,
         lane_adjacency=edges,
         labelled=vector_map.labelled.copy(),
     )
@@ -91,7 +92,9 @@ def topology_matrix(line_segments: FloatArray, rings: Sequence[FloatArray], tole
     matrix = np.zeros((len(line_segments), len(rings)), dtype=np.uint8)
     if matrix.size:
         tree = shapely.STRtree(shapely.linestrings(line_segments))
-        areas = [shapely.Polygon(ring).buffer(0) if not shapely.Polygon(ring).is_valid else shapely.Polygon(ring) for ring in rings]
+        areas = np.array([shapely.polygons(ring) for ring in rings])
+        invalid = ~shapely.is_valid(areas)
+        areas[invalid] = shapely.buffer(areas[invalid], 0.0)
         ring_index, segment_index = tree.query(areas, predicate="dwithin", distance=tolerance_m)
         matrix[segment_index, ring_index] = 1
     return matrix
@@ -116,18 +119,19 @@ def _elements(vector_map: VectorMap, pose: PlanarPose, bev: BevRange, min_length
     ]
 
 
-def _lanes(vector_map: VectorMap, pose: PlanarPose, bev: BevRange) -> tuple[list[FloatArray], NDArray[np.int32]]:
-    """Rings of the lanes inside the range, one a lane (the largest part where the range cuts it apart), and edges (E, 2) between them."""
+def _lanes(vector_map: VectorMap, pose: PlanarPose, bev: BevRange, corners: int) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
+    """Lanes (R, K, 2) that reach into the range, whole, and edges (E, 2) between them."""
     patch = shapely.polygons(pose.to_global(bev.corners()))
-    near = np.sort(vector_map.lane_tree.query(patch, predicate="intersects"))
-    inside = [_largest_part(shapely.intersection(lane, patch)) for lane in vector_map.lanes[near]]
-    present = np.array([index for index, part in zip(near, inside, strict=True) if part is not None], dtype=np.int64)
-    rings = [pose.to_ego(np.asarray(shapely.geometry.polygon.orient(part).exterior.coords)[:, :2]) for part in inside if part is not None]
-    return rings, edges_between(vector_map.lane_edges, present).astype(np.int32)
+    present = np.sort(vector_map.lane_tree.query(patch, predicate="intersects"))
+    lanes = pose.to_ego(_lane_corners(vector_map, corners)[present]).astype(np.float32)
+    return lanes, edges_between(vector_map.lane_edges, present).astype(np.int32)
 
 
-def _largest_part(area: shapely.Geometry) -> shapely.Polygon | None:
-    return max(polygon_parts(area), key=lambda part: float(part.area), default=None)
+@lru_cache(maxsize=8)
+def _lane_corners(vector_map: VectorMap, corners: int) -> FloatArray:
+    """All lanes of a map reduced to K corners (R, K, 2), global frame."""
+    shells = [to_corners(shapely.get_coordinates(lane.exterior), corners) for lane in vector_map.lanes]
+    return np.stack(shells) if shells else np.empty((0, corners, 2))
 
 
 def _stack(arrays: list[FloatArray], points: int) -> NDArray[np.float32]:

@@ -31,7 +31,7 @@ class MapFindings:
             self.examples.append(example)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class VectorMap:
     """Map elements of one location, global frame, m.
 

@@ -22,7 +22,7 @@ from pipeline.maps.vectorize.skeleton import IntArray
 # (N,) x and y in pixels -> (N,) 1 on the drawing, 0 off it, -1 outside the mask.
 Lookup = Callable[[FloatArray], NDArray[np.int8]]
 # A cap narrower than this (half width, px) is a handful of pixels: its shape cannot be told.
-THINNEST_CAP_PX = 2.2
+THINNEST_CAP_PX = 3.2
 # Share of the last half width of a line that is filled: 1 for a flat cap, pi / 4 for a round one.
 ROUND_CAP_FILL = 0.9
 
@@ -98,9 +98,10 @@ def merge_crossings(network: Network) -> Network:
     width = 2.0 * mean_radius(network)
     contracted = np.zeros(len(network.ends), dtype=bool)
     for edge in candidates.tolist():
-        branches = [np.flatnonzero((node == end) & (path != edge)) for end in network.ends[edge]]
-        taken = contracted[path[np.concatenate(branches)]].any()
-        contracted[edge] = not taken and all(len(ends) == 2 for ends in branches) and _run_on(fit, *branches, tolerance_px=1.5 + 0.5 * width[edge])
+        at_first, at_second = (np.flatnonzero((node == end) & (path != edge)) for end in network.ends[edge])
+        taken = contracted[path[np.concatenate([at_first, at_second])]].any()
+        plain = len(at_first) == 2 and len(at_second) == 2  # else another path joins the two junctions
+        contracted[edge] = plain and not taken and _run_on(fit, at_first, at_second, tolerance_px=1.5 + 0.5 * width[edge])
     return dissolve(contract(network, contracted))
 
 
@@ -169,7 +170,8 @@ def move_ends(network: Network, lookup: Lookup) -> Network:
     tip, at_border = _cast(fit, lookup, longest_px=float((old + 2.0 * radius).max()) + 3.0)
     cap = np.where(at_border, 0.0, _cap_share(fit, tip, radius - 0.5, lookup) * (radius - 0.5))
     reached = tip - cap
-    straight = at_border | (tip >= old - radius)  # else the line bends away: the old end is the better one
+    # Else the line bends away, or is too thin to be cast along: the old end is the better one.
+    straight = at_border | (tip >= old - np.maximum(radius - 2.0, 0.0))
     xy = network.node_xy.copy()
     xy[node[straight]] = (fit.base + reached[:, None] * fit.direction)[straight]
     trim = np.ones_like(network.ends)

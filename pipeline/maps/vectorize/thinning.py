@@ -16,18 +16,20 @@ WordArray = NDArray[np.uint64]
 def remove_noise(mask: MaskArray, noise_px: int) -> MaskArray:
     """A mask (H, W) of 0 and 1 without specks, holes, bumps and dents that fit into a square of `noise_px` pixels.
 
-    Specks are 8-connected, holes 4-connected. Bumps and dents are what a 3x3 median changes, if it is small: a line one pixel wide, which the
-    median would erase, stays. What is outside the mask counts as background.
+    Specks are 8-connected, holes 4-connected. Bumps and dents are what a 3x3 median changes, if it is small; bumps go only from shapes at
+    least three pixels wide, as the median would break thinner lines. What is outside the mask counts as background.
     """
     if noise_px < 1:
         return mask
     whole = _without_specks_and_holes(mask, noise_px)
     framed = cv2.copyMakeBorder(whole, 1, 1, 1, 1, cv2.BORDER_CONSTANT, value=(0,))
-    changed = whole ^ cv2.medianBlur(framed, 3)[1:-1, 1:-1]
+    changed = (whole != cv2.medianBlur(framed, 3)[1:-1, 1:-1]).astype(np.uint8)
     contours, _ = cv2.findContours(changed, cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_SIMPLE)
     for contour in contours:
         if max(cv2.boundingRect(contour)[2:]) > noise_px:
             cv2.drawContours(changed, [contour], 0, (0,), cv2.FILLED)
+    solid = cv2.dilate(cv2.erode(framed, np.ones((3, 3), np.uint8)), np.ones((11, 11), np.uint8))[1:-1, 1:-1]
+    changed = changed * ((whole == 0) | (solid != 0))
     return _without_specks_and_holes(whole ^ changed, noise_px)
 
 

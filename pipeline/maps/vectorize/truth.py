@@ -92,7 +92,7 @@ def render_areas(areas: Sequence[shapely.Polygon], width_px: int, height_px: int
         rings = [shapely.get_coordinates(ring) for ring in (area.exterior, *area.interiors)]
         # fillPoly takes pixel centres as integers; our frame has them at halves.
         cv2.fillPoly(canvas, [np.round((ring * SUPERSAMPLING - 0.5) * fixed_point).astype(np.int32) for ring in rings], (255,), shift=8)
-    return cv2.resize(canvas, (width_px, height_px), interpolation=cv2.INTER_AREA)
+    return cv2.resize(canvas, (width_px, height_px), interpolation=cv2.INTER_AREA).astype(np.uint8, copy=False)
 
 
 def binary(gray: MaskArray) -> MaskArray:
@@ -107,7 +107,7 @@ def with_noise(mask: MaskArray, rng: np.random.Generator, speckle: float = 0.004
         for row, column in rng.integers(0, mask.shape, (int(speckle * mask.size / 4), 2)):
             height, width = rng.integers(1, 4, 2)
             noisy[row : row + height, column : column + width] = value
-    outline = cv2.morphologyEx(mask, cv2.MORPH_GRADIENT, np.ones((3, 3), np.uint8))
+    outline = cv2.morphologyEx(mask, cv2.MORPH_GRADIENT, np.ones((3, 3), np.uint8)) > 0
     return noisy ^ (outline & (rng.random(mask.shape) < ragged)).astype(np.uint8)
 
 
@@ -146,4 +146,5 @@ def rotated(gray: MaskArray, degrees: float) -> tuple[MaskArray, FloatArray]:
     height, width = gray.shape
     about_centers = cv2.getRotationMatrix2D(((width - 1) / 2, (height - 1) / 2), degrees, 1.0)
     turned = cv2.warpAffine(gray, about_centers, (width, height), flags=cv2.INTER_LINEAR)
-    return turned.astype(np.uint8, copy=False), cv2.getRotationMatrix2D((width / 2, height / 2), degrees, 1.0)
+    about_corner = cv2.getRotationMatrix2D((width / 2, height / 2), degrees, 1.0)
+    return turned.astype(np.uint8, copy=False), about_corner.astype(np.float64)
