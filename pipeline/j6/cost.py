@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
+from pipeline.j6.align import round_up
 from pipeline.j6.assign import Assignment
 from pipeline.j6.chip import ChipProfile
 from pipeline.j6.fuse import Block
@@ -37,9 +38,7 @@ class Rates:
     input_lanes: int
     output_lanes: int
     depthwise_lanes: int
-    vector_ms: float
-    copy_ms: float
-    transpose_ms: float
+    element_ms: float
     warp_ms: float
     scalar_ms: float
     cpu_ms: float
@@ -61,7 +60,7 @@ def rates_of(chip: ChipProfile, bandwidth_cap_gbps: float | None = None, compute
     if bandwidth_cap_gbps is not None:
         ddr_gbps = min(ddr_gbps, bandwidth_cap_gbps)
 
-    def element_ms(key: str) -> float:
+    def byte_ms(key: str) -> float:
         return MS / (chip.number(key) * 1e9 * tops)
 
     return Rates(
@@ -71,10 +70,8 @@ def rates_of(chip: ChipProfile, bandwidth_cap_gbps: float | None = None, compute
         input_lanes=int(chip.number("tae_input_lanes")),
         output_lanes=int(chip.number("tae_output_lanes")),
         depthwise_lanes=int(chip.number("channel_align")),
-        vector_ms=element_ms("vae_gbytes_per_tops"),
-        copy_ms=element_ms("dte_copy_gbytes_per_tops"),
-        transpose_ms=element_ms("dte_transpose_gbytes_per_tops"),
-        warp_ms=element_ms("aae_warp_gbytes_per_tops"),
+        element_ms=byte_ms("element_gbytes_per_tops"),
+        warp_ms=byte_ms("warp_gbytes_per_tops"),
         scalar_ms=MS / (chip.number("spu_gelements_per_s") * 1e9),
         cpu_ms=MS / (chip.number("cpu_gelements_per_s_per_ghz") * chip.number("cpu_ghz") * 1e9),
         launch_ms=chip.number("launch_us_tops") / tops / MS,
@@ -137,8 +134,8 @@ def block_cost(block: Block, assignment: Assignment, tensors: dict[str, Tensor],
     epilogue = sum(_vector_bytes(op, tensors) for op in block.ops[1:] if op.kind not in free)
     epilogue += sum(requantized_bytes(op, tensors) for op in block.ops)
     if epilogue:
-        units.append(("VAE", epilogue * rates.vector_ms))
-        work = (*work, ("vector", float(epilogue)))
+        units.append(("VAE", epilogue * rates.element_ms))
+        work = (*work, ("element", float(epilogue)))
     on_chip = assignment.unit != "CPU"
     load, store = traffic.weights + traffic.inputs, traffic.outputs
     return BlockCost(
@@ -166,16 +163,11 @@ def _anchor(op: Op, unit: str, tensors: dict[str, Tensor], rates: Rates) -> tupl
         return _matrix(op, tensors, rates)
     if unit == "SPU":
         return elements * rates.scalar_ms, 0, (("scalar", float(elements)),)
-    moved = _moved_bytes(op, tensors)
-    if unit == "DTE":
-        name, ms = ("transpose", rates.transpose_ms) if op.kind == "Transpose" else ("copy", rates.copy_ms)
-        return moved * ms, 0, ((name, float(moved)),)
-    if unit == "AAE":
-        name, ms = ("warp", rates.warp_ms) if op.kind == "GridSample" else ("copy", rates.copy_ms)
-        amount = moved * (GRID_SAMPLE_TAPS if op.kind == "GridSample" else 1)
-        return amount * ms, 0, ((name, float(amount)),)
-    amount = _vector_bytes(op, tensors)
-    return amount * rates.vector_ms, 0, (("vector", float(amount)),)
+    if op.kind == "GridSample":
+        amount = GRID_SAMPLE_TAPS * _moved_bytes(op, tensors)
+        return amount * rates.warp_ms, 0, (("warp", float(amount)),)
+    amount = _moved_bytes(op, tensors) if unit in ("DTE", "AAE") else _vector_bytes(op, tensors)
+    return amount * rates.element_ms, 0, (("element", float(amount)),)
 
 
 def _matrix(op: Op, tensors: dict[str, Tensor], rates: Rates) -> tuple[float, int, tuple[tuple[str, float], ...]]:
@@ -185,13 +177,8 @@ def _matrix(op: Op, tensors: dict[str, Tensor], rates: Rates) -> tuple[float, in
     wide = rates.int16_factor if any(DTYPE_BYTES[tensors[name].dtype] > 1 for name in op.inputs) else 1.0
     if op.kind == "MatMul" and not op.weights:
         return padded * wide * rates.matmul_mac_ms, padded, (("matmul", padded * wide),)
-    amounts = (("mac", padded * wide), ("copy", float(stuffed))) if stuffed else (("mac", padded * wide),)
-    return padded * wide * rates.mac_ms + stuffed * rates.copy_ms, padded, amounts
-
-
-def round_up(value: int, multiple: int) -> int:
-    """Smallest multiple of `multiple` that is at least `value`."""
-    return -(-value // multiple) * multiple
+    amounts = (("mac", padded * wide), ("element", float(stuffed))) if stuffed else (("mac", padded * wide),)
+    return padded * wide * rates.mac_ms + stuffed * rates.element_ms, padded, amounts
 
 
 def zero_stuffed_bytes(op: Op, tensors: dict[str, Tensor]) -> int:

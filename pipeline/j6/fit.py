@@ -1,7 +1,7 @@
 """Fit of the rates that no document gives, on measured latencies of nash-e and nash-m boards.
 
 The model is the one of `cost.py` with the schedule's default (blocks in order), so a latency is a sum over blocks of maxima of terms that are linear
-in the inverse rates. Nine inverse rates are fitted on the relative error in log space (so they stay positive and inside a plausible range) by
+in the inverse rates. Seven inverse rates are fitted on the relative error in log space (so they stay positive and inside a plausible range) by
 Levenberg-Marquardt with a robust loss: rows off by more than `ROBUST_PCT` pull linearly, not quadratically. Both boards share all rates; they differ
 in documented numbers only (TOPS, CPU clock, bus).
 """
@@ -30,7 +30,7 @@ from pipeline.j6.tile import tile
 ROBUST_PCT = 4.0
 TWO_THREAD_WEIGHT = 0.5  # the two rows of a model and board are nearly the same information
 MAX_STEPS = 60
-WORK_KINDS = ("mac", "matmul", "vector", "copy", "transpose", "warp", "scalar", "cpu")
+WORK_KINDS = ("mac", "matmul", "element", "warp", "scalar", "cpu")
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,7 @@ class Parameter:
 PARAMETERS = (
     Parameter("tae_utilization", 0.05, 1.0, "sustained share of the nominal TOPS on padded MACs"),
     Parameter("tae_matmul_utilization", 0.01, 1.0, "the same for products of two activations, whose right-hand side is not a stored weight"),
-    Parameter("vae_gbytes_per_tops", 0.1, 20.0, "bytes through the table look-ups, per nominal TOPS"),
-    Parameter("dte_copy_gbytes_per_tops", 0.05, 20.0, "bytes of concat, slice, split, pooling, resize, per nominal TOPS"),
-    Parameter("dte_transpose_gbytes_per_tops", 0.02, 5.0, "bytes transposed, per nominal TOPS"),
+    Parameter("element_gbytes_per_tops", 0.05, 20.0, "bytes that VAE, AAE and DTE write to on-chip memory, per nominal TOPS"),
     Parameter("launch_us_tops", 1.0, 500.0, "time to start a block, at 1 TOPS"),
     Parameter("host_us_ghz", 100.0, 1500.0, "CPU work of one submit"),
     Parameter("host_us_ghz_per_mb", 0.1, 200.0, "CPU work for each MB of model output (cache maintenance of the output buffers)"),
@@ -88,7 +86,7 @@ def features_of(path: Path, dtype: str, nv12: bool, chip: ChipProfile) -> Featur
 
 def simulate_features(features: Features, rates: Rates, threads: int, bpu_only: bool) -> float:
     """Latency, ms: the same arithmetic as `cost.block_cost`, `schedule.schedule` (prefetch 0) and `profile.latency_ms`, vectorised."""
-    per_unit = np.array([getattr(rates, f"{name}_ms") for name in ("mac", "matmul_mac", "vector", "copy", "transpose", "warp", "scalar", "cpu")])
+    per_unit = np.array([getattr(rates, f"{name}_ms") for name in ("mac", "matmul_mac", "element", "warp", "scalar", "cpu")])
     compute = features.work @ per_unit
     blocks = np.maximum(compute, features.stream_bytes * rates.ddr_ms) + features.exposed_bytes * rates.ddr_ms
     resubmits = int(np.sum(features.on_cpu[:-1] & ~features.on_cpu[1:]))

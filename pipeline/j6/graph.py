@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import onnx
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
+from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 
 from pipeline.errors import ModelError
 from pipeline.j6.ir import DTYPE_BYTES, Graph, Op, Tensor
@@ -221,9 +221,3 @@ class _Importer:
     def _set_dtype(self, name: str, dtype: str) -> None:
         tensor = self.tensors[name]
         self.tensors[name] = Tensor(name, tensor.shape, dtype, tensor.constant)
-
-
-def graph_inputs(graph: GraphProto) -> list[str]:
-    """Names of the real inputs of an ONNX graph (initializers listed as inputs by old exporters are left out)."""
-    initializers = {tensor.name for tensor in graph.initializer}
-    return [value.name for value in graph.input if value.name not in initializers]

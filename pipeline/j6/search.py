@@ -47,10 +47,6 @@ class DtypeSearch:
         """Names that `extra_ms` accepts."""
         return tuple(self._touching)
 
-    def node_outputs(self, node: str) -> tuple[str, ...]:
-        """Tensors that an ONNX node of the model writes; empty for a node that was folded away."""
-        return tuple(name for op in self._fused.graph.ops if node in op.sources for name in op.outputs)
-
     def extra_ms(self, changes: Mapping[str, str]) -> float:
         """Time that changing dtypes (tensor name -> "int8" or "int16") adds; negative when it saves.
 

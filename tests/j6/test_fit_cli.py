@@ -83,7 +83,7 @@ def synthetic_rows(folder: Path) -> list[Row]:
 def test_fit_recovers_the_latencies_of_known_rates(tmp_path: Path):
     """Rows made by the model with changed rates: the fit must reproduce them, whatever combination of rates it finds."""
     rows = synthetic_rows(tmp_path)
-    truth = {"tae_utilization": 0.2, "vae_gbytes_per_tops": 0.6, "host_us_ghz": 700.0, "launch_us_tops": 200.0}
+    truth = {"tae_utilization": 0.2, "element_gbytes_per_tops": 0.6, "host_us_ghz": 700.0, "launch_us_tops": 200.0}
     made = Simulator(rows).simulated_ms(truth)
     simulator = Simulator([Row(**{**row.__dict__, "measured_ms": float(value)}) for row, value in zip(rows, made, strict=True)])
     values = fit_values(simulator)
@@ -96,7 +96,7 @@ def test_fit_recovers_the_latencies_of_known_rates(tmp_path: Path):
 
 def test_too_few_rows_are_refused(tmp_path: Path):
     simulator = Simulator(synthetic_rows(tmp_path)[:4])
-    with pytest.raises(DataError, match="4 rows cannot determine 9 rates"):
+    with pytest.raises(DataError, match="4 rows cannot determine 7 rates"):
         fit_values(simulator)
 
 

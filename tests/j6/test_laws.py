@@ -120,9 +120,7 @@ def _assert_lanes_exclusive(result: Schedule) -> None:
 @settings(max_examples=60, deadline=None)
 @given(
     graphs(),
-    st.sampled_from(
-        ["ddr_peak_gbps", "peak_tops_int8", "tae_utilization", "vae_gbytes_per_tops", "dte_copy_gbytes_per_tops", "dte_transpose_gbytes_per_tops"]
-    ),
+    st.sampled_from(["ddr_peak_gbps", "peak_tops_int8", "tae_utilization", "element_gbytes_per_tops", "warp_gbytes_per_tops"]),
     st.floats(1.0, 4.0),
     st.integers(0, 2),
 )
