@@ -136,11 +136,11 @@ def lathe(
 def blob(centre: Sequence[float], radius: Sequence[float], colour: Colour, material: Material, label: int, rng: np.random.Generator) -> Mesh:
     """A rough ellipsoid with the half-axes `radius`, for foliage and heads."""
     tilt = np.linspace(-0.5 * np.pi, 0.5 * np.pi, 6)
-    angle = np.arange(8) * 2.0 * np.pi / 8
-    scale = rng.uniform(0.8, 1.0, (6, 8))
+    angle = np.arange(7) * 2.0 * np.pi / 7
+    scale = rng.uniform(0.8, 1.0, (6, 7))
     x = np.cos(tilt)[:, None] * np.cos(angle) * scale * radius[0] + centre[0]
     y = np.cos(tilt)[:, None] * np.sin(angle) * scale * radius[1] + centre[1]
-    z = np.sin(tilt)[:, None] * np.ones(8) * radius[2] + centre[2]
+    z = np.sin(tilt)[:, None] * np.ones(7) * radius[2] + centre[2]
     mesh = soup(_ring_solid(np.stack([x, y, z], axis=-1)), colour, material, label)
     shade = rng.uniform(0.8, 1.15, (len(mesh.triangles), 1)).astype(np.float32) if material == Material.FOLIAGE else np.float32(1.0)
     return Mesh(mesh.triangles, mesh.colours * shade, mesh.materials, mesh.labels)

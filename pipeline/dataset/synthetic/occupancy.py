@@ -70,22 +70,25 @@ def voxelize(world: World, surfaces: Surfaces, instant: Instant, ego2tile: Float
 def _ground_layer(ground: Ground, ego2tile: Float) -> NDArray[np.uint8]:
     centres = GRID_ORIGIN_M[0] + (np.arange(GRID_SHAPE[0]) + 0.5) * VOXEL_M
     x, y = np.meshgrid(centres, centres, indexing="ij")
-    xy = np.stack([x.ravel(), y.ravel()], axis=1) @ ego2tile[:2, :2].T + ego2tile[:2, 3]
-    return ground.label_at(xy).reshape(GRID_SHAPE[:2])
+    (c, s), tile = ego2tile[:2, 0], ego2tile[:2, 3]
+    return ground.label_at(np.stack([c * x - s * y + tile[0], s * x + c * y + tile[1]], axis=-1).reshape(-1, 2)).reshape(GRID_SHAPE[:2])
 
 
 def _stamp(semantics: NDArray[np.uint8], points: Float32, labels: NDArray[np.uint8], ego2tile: Float) -> None:
     """Write labels (P,) or (1,) into the voxels of tile-frame points (P,3), in place."""
     local = (points - ego2tile[:3, 3].astype(np.float32)) @ ego2tile[:3, :3].astype(np.float32)
     index, inside = voxel_index(local)
-    cells = index[inside]
-    semantics[cells[:, 0], cells[:, 1], cells[:, 2]] = labels if len(labels) == 1 else labels[inside]
+    kept = np.flatnonzero(inside)
+    x, y, z = index.take(kept, axis=0).T
+    semantics.ravel()[(x * GRID_SHAPE[1] + y) * GRID_SHAPE[2] + z] = labels if len(labels) == 1 else labels[kept]
 
 
 def voxel_index(points_m: NDArray[np.floating]) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
     """Voxel indices (N,3) of ego-frame points (N,3) and whether each lies inside the grid (N,)."""
     index = np.floor((points_m - GRID_ORIGIN_M.astype(np.float32)) * np.float32(1.0 / VOXEL_M)).astype(np.int32)
-    return index, ((index >= 0) & (index < GRID_SHAPE)).all(axis=1)
+    x, y, z = index.T
+    # One comparison tests both ends: as unsigned numbers, negative indices are huge.
+    return index, (x.view(np.uint32) < GRID_SHAPE[0]) & (y.view(np.uint32) < GRID_SHAPE[1]) & (z.view(np.uint32) < GRID_SHAPE[2])
 
 
 @lru_cache(maxsize=1)

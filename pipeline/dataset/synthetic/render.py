@@ -74,12 +74,11 @@ def render(world: World, instant: Instant, light: Light, camera: Camera, camera2
     colour = shader.radiance(directions, hits)
     shape = (camera.height, camera.width)
     edges = np.flatnonzero(_silhouettes(hits.range_m.reshape(shape)))
-    for column, row in _SUBPIXELS:
-        shift = (np.array([column, row, 0.0], np.float32) / np.float32(focal)) @ rotation.T
-        moved = directions[edges] + shift * rays[edges, 2:]
-        moved /= np.linalg.norm(moved, axis=1, keepdims=True)
-        colour[:, edges] += shader.radiance(moved, world.cast(instant, shader.origin, moved))
-    colour[:, edges] *= np.float32(1.0 / (1 + len(_SUBPIXELS)))
+    shifts = np.array([(column, row, 0.0) for column, row in _SUBPIXELS], np.float32) / np.float32(focal) @ rotation.T
+    moved = (directions[edges] + shifts[:, None] * rays[edges, 2:]).reshape(-1, 3)
+    moved /= np.sqrt(np.einsum("ij,ij->i", moved, moved))[:, None]
+    extra = shader.radiance(moved, world.cast(instant, shader.origin, moved)).reshape(3, len(_SUBPIXELS), -1)
+    colour[:, edges] = (colour[:, edges] + extra.sum(axis=1)) * np.float32(1.0 / (1 + len(_SUBPIXELS)))
     instance = np.where(hits.triangle >= 0, world.instance[hits.triangle], -1)
     visible = np.bincount(instance[instance >= 0], minlength=len(world.actors))
     silhouettes = visible + world.hidden(instant, shader.origin, directions, hits)
