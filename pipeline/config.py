@@ -35,8 +35,8 @@ class SyntheticConfig(Section):
     train_scenes: PositiveInt = Field(64, description="scenes of the training split")
     val_scenes: PositiveInt = Field(16, description="scenes of the held-out split")
     samples_per_scene: int = Field(5, ge=2, description="key frames a scene, 0.5 s apart")
-    image_width: int = Field(400, ge=64, le=1600, description="camera image width, px")
-    image_height: int = Field(225, ge=36, le=900, description="camera image height, px")
+    image_width: int = Field(352, ge=64, le=1600, description="camera image width, px")
+    image_height: int = Field(198, ge=36, le=900, description="camera image height, px")
     jpeg_quality: int = Field(90, ge=50, le=100, description="JPEG quality of the camera images")
     lidar_azimuth_steps: int = Field(720, ge=90, le=2160, description="lidar returns a turn and beam (32 beams); the real sensor has 1084")
 
