@@ -145,8 +145,8 @@ class ViewConfig(Section):
     """LSS view transform on precomputed point maps and the BEV encoder."""
 
     feature_stride: Literal[4, 8, 16, 32] = Field(8, description="stride of the image feature that is lifted; must be in model.neck.out_strides")
-    x_range_m: Range = Field((-48.0, 48.0), description="BEV grid along x (forward), m")
-    y_range_m: Range = Field((-48.0, 48.0), description="BEV grid along y (left), m")
+    x_range_m: Range = Field((-40.0, 40.0), description="BEV grid along x (forward), m")
+    y_range_m: Range = Field((-40.0, 40.0), description="BEV grid along y (left), m")
     cells: tuple[int, int] = Field((80, 80), description="cells along y and x; even numbers, the chip refuses odd maps such as 129x129")
     heights_m: tuple[float, ...] = Field((0.0, 0.6, 1.4, 2.6), min_length=1, description="heights over ground at which a cell samples the images, m")
     cameras_per_point: int = Field(1, ge=1, le=2, description="cameras that may contribute to one point; points maps hold heights x cameras")
@@ -154,7 +154,7 @@ class ViewConfig(Section):
     depth_bins: int = Field(32, ge=2, le=256, description="bins of the depth distribution")
     lift_channels: int = Field(32, ge=8, multiple_of=8, description="channels of the lifted image feature")
     channels: int = Field(64, ge=16, multiple_of=16, description="channels of the BEV feature")
-    encoder_depth: int = Field(3, ge=1, description="blocks of the BEV encoder at half of the grid's resolution; a third as many at the full one")
+    encoder_depth: int = Field(2, ge=1, description="blocks of the BEV encoder at half of the grid's resolution; half as many at the full one")
 
     @model_validator(mode="after")
     def _grid(self) -> ViewConfig:
@@ -176,7 +176,7 @@ class DetectionConfig(Section):
     updated_instances: int = Field(24, ge=0, description="most confident temporal instances that are rewritten each frame; the others are only cached")
     max_misses: int = Field(3, ge=1, description="frames without a confident update after which a temporal instance is dropped")
     layers: int = Field(2, ge=1, le=6, description="decoder layers, each followed by a refinement")
-    key_points: int = Field(8, ge=1, le=32, description="points an instance samples")
+    key_points: int = Field(6, ge=1, le=32, description="points an instance samples")
     groups: int = Field(4, ge=1, description="channel groups with their own sampling weights")
     sample_bev: bool = Field(True, description="key points sample the BEV feature as well as the images")
     velocity_refinement: bool = Field(True, description="the block that refines velocities; off for thermal fail-safe")
@@ -201,12 +201,19 @@ class MapConfig(Section):
 
     feature_stride: Literal[4, 8, 16, 32] = Field(8, description="stride of the image feature it samples; must be in model.neck.out_strides")
     num_query: int = Field(96, ge=1, le=128, description="map instances; the chip plan reserves 128")
-    layers: int = Field(2, ge=1, le=6, description="decoder layers, each followed by a refinement")
+    layers: int = Field(3, ge=1, le=6, description="decoder layers, each followed by a refinement")
     spline_degree: int = Field(2, ge=1, le=3, description="degree of the B-spline through the six control points")
     sample_points: int = Field(16, ge=6, le=32, description="points along the line that sample features")
-    sample_bev: bool = Field(True, description="points sample the BEV feature as well as the images")
+    sample_cameras: bool = Field(False, description="points sample the image features")
+    sample_bev: bool = Field(True, description="points sample the BEV feature")
     score_threshold: Fraction = Field(0.02, description="elements below this confidence are not reported")
     nms_distance_m: float = Field(1.0, ge=0.0, description="of elements of one class closer than this Chamfer distance only the best is kept, m; 0: keep all")
+
+    @model_validator(mode="after")
+    def _samples_something(self) -> MapConfig:
+        if not (self.sample_cameras or self.sample_bev):
+            raise ValueError("sample_cameras and sample_bev are both false: the points must sample at least one of them")
+        return self
 
 
 class OccupancyLevel(Section):
@@ -222,10 +229,10 @@ class OccupancyConfig(Section):
     """Channel-to-height occupancy: each level is read from the BEV feature by a fixed resampling; one level is the single-level variant."""
 
     levels: tuple[OccupancyLevel, ...] = Field(
-        (OccupancyLevel(x_range_m=(-40.0, 40.0), y_range_m=(-40.0, 40.0), z_range_m=(-1.0, 5.4), cells=(100, 100, 16)),),
+        (OccupancyLevel(x_range_m=(-40.0, 40.0), y_range_m=(-40.0, 40.0), z_range_m=(-1.0, 5.4), cells=(80, 80, 16)),),
         min_length=1, description="grids from the widest to the finest",
     )  # fmt: skip
-    channels: int = Field(64, ge=16, multiple_of=16, description="hidden channels")
+    channels: int = Field(48, ge=16, multiple_of=16, description="hidden channels")
 
 
 class ModelConfig(Section):
@@ -272,12 +279,14 @@ class AugmentationConfig(Section):
 
 
 class AuxiliaryConfig(Section):
-    """Weights of dense losses that exist in training only; 0 leaves a branch out."""
+    """Weights of dense losses that exist in training only."""
 
-    depth: float = Field(0.5, ge=0.0, description="lidar depth on the depth distribution")
-    image_boxes: float = Field(0.5, ge=0.0, description="class heat map of projected boxes on the image feature")
-    bev_boxes: float = Field(1.0, ge=0.0, description="class heat map of box centres on the BEV feature")
-    bev_map: float = Field(1.0, ge=0.0, description="map elements drawn on the BEV feature")
+    depth: float = Field(1.0, ge=0.0, description="lidar depth on the depth distribution")
+    image_boxes: float = Field(1.5, ge=0.0, description="class heat map of projected boxes on the image feature")
+    bev_boxes: float = Field(1.5, ge=0.0, description="class heat map of box centres on the BEV feature")
+    image_surface: float = Field(1.0, ge=0.0, description="occupancy class of the surface a lidar point hit, on the image feature")
+    image_lines: float = Field(1.0, ge=0.0, description="map elements drawn on the image feature")
+    bev_lines: float = Field(1.5, ge=0.0, description="map elements drawn on the BEV feature")
 
 
 class BalanceConfig(Section):
@@ -296,13 +305,17 @@ class TrainConfig(Section):
     """Training loop."""
 
     seed: int = Field(0, ge=0, description="seed of weights, sampling and augmentation")
-    steps: PositiveInt = Field(1000, description="optimizer steps")
-    batch_scenes: int = Field(4, ge=1, description="scenes streamed in parallel: samples of one step")
-    learning_rate: PositiveFloat = Field(2e-3, description="peak learning rate of AdamW")
+    steps: PositiveInt = Field(1000, description="optimizer steps of the whole network")
+    image_steps: int = Field(0, ge=0, description="optimizer steps before these that train backbone, neck and depth alone, on the image losses")
+    batch_scenes: int = Field(2, ge=1, description="scenes streamed in parallel: samples of one step")
+    learning_rate: PositiveFloat = Field(5e-3, description="peak learning rate of AdamW")
     weight_decay: float = Field(0.01, ge=0.0, description="decoupled weight decay of matrices and kernels")
     warmup_fraction: Fraction = Field(0.1, description="share of the steps in which the rate rises; it then falls along a cosine")
     clip_norm: PositiveFloat = Field(10.0, description="largest gradient norm of a step")
     ema_decay: Fraction = Field(0.99, description="decay of the averaged weights that are saved")
+    one_to_one_last: bool = Field(
+        False, description="match one instance to each label in the last decoder layer (long trainings); else its nearest ones, told apart by suppression"
+    )
     log_every: PositiveInt = Field(20, description="steps between two rows of curves.csv")
     checkpoint_every: PositiveInt = Field(200, description="steps between two resumable checkpoints")
     threads: PositiveInt = Field(2, description="CPU threads of torch")

@@ -1,6 +1,7 @@
 """Anchors from the training labels by k-means: box centres for detection, control points for the map.
 
-Same labels and seed give the same anchors. Where there are fewer labels than anchors, the rest is filled with a regular layout, so that a data set of one sample still builds a model.
+Same labels and seed give the same anchors. Where there are fewer labels than anchors, the rest is filled with a regular layout, so that a data set
+of one sample still builds a model.
 """
 
 from __future__ import annotations

@@ -10,7 +10,9 @@ CONTROL_POINTS = 6
 
 
 def basis(points: int, degree: int, control_points: int = CONTROL_POINTS) -> NDArray[np.float32]:
-    """(points, control_points) values of the basis functions at evenly spaced parameters; rows sum to one, the curve starts and ends in the outer control points."""
+    """(points, control_points) values of the basis functions at evenly spaced parameters; rows sum to one, the curve starts and ends in the outer
+    control points.
+    """
     inner = np.linspace(0.0, 1.0, control_points - degree + 1)
     knots = np.concatenate([np.zeros(degree), inner, np.ones(degree)])
     parameters = np.linspace(0.0, 1.0, points)

@@ -24,14 +24,15 @@ def sigmoid(logits: Floats) -> Floats:
 def decode_boxes(logits: Floats, boxes: Floats, config: DetectionConfig) -> BoxPrediction:
     """Class logits (N, 10) and box states (N, 11) to boxes, best first.
 
-    Every class of an instance above the score threshold is a candidate; of candidates of one class that are closer than its `nms_radius_m` the best is kept.
+    Every class of an instance above the score threshold is a candidate; of candidates of one class that are closer than its `nms_radius_m` the best
+    is kept.
     """
     scores = sigmoid(logits)
     instance, class_id = np.nonzero(scores >= config.score_threshold)
     score = scores[instance, class_id]
     order = np.argsort(-score, kind="stable")
     instance, class_id, score = instance[order], class_id[order], score[order]
-    kept = suppress_near(boxes[instance, :2], class_id, np.float32(config.nms_radius_m))[: config.max_boxes]
+    kept = suppress_near(boxes[instance, :2], class_id, np.array(config.nms_radius_m, dtype=np.float32))[: config.max_boxes]
     state = boxes[instance[kept]]
     return BoxPrediction(
         center_m=state[:, :3],
@@ -86,9 +87,7 @@ def _chamfer(line: Floats, others: Floats) -> Floats:
     return 0.5 * (distance.min(axis=1).mean(axis=1) + distance.min(axis=2).mean(axis=1))
 
 
-def build_map(
-    lines_m: Floats, class_id: NDArray[np.int64], score: Floats, closed: NDArray[np.bool_], polygon_corners: int
-) -> MapPrediction:
+def build_map(lines_m: Floats, class_id: NDArray[np.int64], score: Floats, closed: NDArray[np.bool_], polygon_corners: int) -> MapPrediction:
     """The segments, polygons and topology matrix that belong to polylines (L, P, 2)."""
     segments = np.stack([lines_m[:, :-1], lines_m[:, 1:]], axis=2)  # (L, P - 1, 2, 2)
     rings = np.flatnonzero(closed)

@@ -130,7 +130,9 @@ def to_onnx(model: MultitaskModel, example: dict[str, NDArray[Any]], path: Path)
     """Trace the model and write it; shapes are static, constants folded, node names are module paths."""
     arguments = tuple(torch.from_numpy(value) for value in example.values())
     with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the exporter warns about its own replacement and about Python values in the trace, all of them constants here
+        warnings.simplefilter(
+            "ignore"
+        )  # the exporter warns about its own replacement and about Python values in the trace, all of them constants here
         names = list(named_outputs(model, Inputs(arguments[0], *(value[None] for value in arguments[1:4]), *arguments[4:])))
         torch.onnx.export(
             OneSample(model).eval(), arguments, str(path), input_names=list(example), output_names=names, opset_version=OPSET, dynamo=False,
@@ -188,7 +190,7 @@ def contract(saved: SavedModel, graph: onnx.ModelProto, difference: float) -> di
         "point_scale_m": POINT_SCALE_M,
         "trained_tasks": list(saved.trained_tasks),
         "model": model.config.model_dump(mode="json"),
-        "heads": {task: [f"/{task}/"] for task in model.config.tasks} | {"shared": ["/backbone/", "/neck/", "/view_transform/"]},
+        "heads": {task: [f"/{task}/"] for task in model.config.tasks} | {"shared": ["/backbone/", "/neck/", "/depth_head/", "/view_transform/"]},
         "max_difference_to_torch": float(f"{difference:.1e}"),
     }  # fmt: skip
 

@@ -1,12 +1,17 @@
 """HENet: the backbone of the reference model, pure convolutions in four stages at strides 4, 8, 16 and 32.
 
-A block mixes space with one cheap convolution and channels with two pointwise ones, and adds the result, scaled per channel, to its input. The three kinds of
-block differ in the spatial convolution alone: `DWCB` 3x3 depthwise, `GroupDWCB` 3x3 with groups of 16 channels (wide shallow stages, where the tensor unit
-has spare throughput), `AltDWCB` alternates 3x3 depthwise with 1x5 and 5x1 for reach. Stages are joined by `S2DDown`, a 2x2 convolution with stride 2, which
+A block mixes space with one cheap convolution and channels with two pointwise ones, and adds the result, scaled per channel, to its input. The
+three kinds of
+block differ in the spatial convolution alone: `DWCB` 3x3 depthwise, `GroupDWCB` 3x3 with groups of 16 channels (wide shallow stages, where the
+tensor unit
+has spare throughput), `AltDWCB` alternates 3x3 depthwise with 1x5 and 5x1 for reach. Stages are joined by `S2DDown`, a 2x2 convolution with stride
+2, which
 equals space-to-depth followed by a pointwise convolution.
 """
 
 from __future__ import annotations
+
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -47,6 +52,14 @@ def make_block(kind: str, index: int, channels: int, mlp_ratio: int) -> ConvBloc
     return ConvBlock(channels, mlp_ratio)
 
 
+def start_at(layer: nn.Conv2d | nn.Linear, weight: float | None = None, bias: float = 0.0) -> None:
+    """Set the bias of a layer, and its weights too unless `weight` is None."""
+    if weight is not None:
+        nn.init.constant_(layer.weight, weight)
+    assert layer.bias is not None
+    nn.init.constant_(layer.bias, bias)
+
+
 class ConvNormAct(nn.Sequential):
     """Convolution, BatchNorm (folded at export), ReLU."""
 
@@ -74,7 +87,7 @@ class HENet(nn.Module):
             nn.Sequential(*(make_block(kind, index, width, ratio) for index in range(depth)))
             for kind, depth, width, ratio in zip(config.blocks, config.depths, widths, config.mlp_ratios, strict=True)
         )
-        self.downs = nn.ModuleList(S2DDown(first, second) for first, second in zip(widths[:-1], widths[1:], strict=True))
+        self.downs = nn.ModuleList(S2DDown(first, second) for first, second in pairwise(widths))
 
     def forward(self, images: Tensor) -> list[Tensor]:
         """(B, 3, H, W) -> four features (B, C_i, H / s, W / s) for the strides s = 4, 8, 16, 32."""

@@ -1,8 +1,9 @@
 """The memory of the detection head between frames. It lives on the host, in numpy; the network sees it as inputs `det_anchors` and `det_features`.
 
-Of the N instances the first are fixed anchors, the others are temporal slots. After a frame the most confident instances ("updated", 32 in the reference) are written to slots with
-box, feature and score. The other occupied slots (up to 96) are only cached: their box moves with its velocity and with the ego motion, their feature stays. A slot that was not
-rewritten for more than `max_misses` frames in a row is emptied. An empty slot shows its fixed anchor and a zero feature.
+Of the N instances the first are fixed anchors, the others are temporal slots. After a frame the most confident instances ("updated", 32 in the
+reference) are written to slots with box, feature and score. The other occupied slots (up to 96) are only cached: their box moves with its velocity
+and with the ego motion, their feature stays. A slot that was not rewritten for more than `max_misses` frames in a row is emptied. An empty slot
+shows its fixed anchor and a zero feature.
 """
 
 from __future__ import annotations
@@ -66,7 +67,9 @@ class InstanceBank:
         return self._occupied.copy()
 
     def inputs(self, ego2global: NDArray[np.float64], timestamp_us: int) -> tuple[Floats, Floats]:
-        """det_anchors (N, 11) and det_features (N, C) for a frame at pose `ego2global` (4, 4); the remembered instances are brought to its BEV frame."""
+        """det_anchors (N, 11) and det_features (N, C) for a frame at pose `ego2global` (4, 4); the remembered instances are brought to its BEV
+        frame.
+        """
         if self._ego2global is not None:
             old2new = np.linalg.inv(ego2global) @ self._ego2global
             self._boxes = move_boxes(self._boxes, old2new, (timestamp_us - self._timestamp_us) * 1e-6)

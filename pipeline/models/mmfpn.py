@@ -1,6 +1,7 @@
 """MMFPN: the neck. Every backbone level is projected to the same channels; levels are fused from coarse to fine and back by scaled addition.
 
-Addition with a learned factor per channel costs the chip one element-wise pass; concatenation followed by a convolution would cost a copy and a convolution.
+Addition with a learned factor per channel costs the chip one element-wise pass; concatenation followed by a convolution would cost a copy and a
+convolution.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeline.config import NeckConfig
-from pipeline.models.henet import ConvBlock, ConvNormAct
+from pipeline.models.henet import ConvNormAct
 
 STRIDES = (4, 8, 16, 32)
 
@@ -39,7 +40,7 @@ class MMFPN(nn.Module):
         self.top_down = nn.ModuleList(ScaledAdd(channels) for _ in range(levels - 1))
         self.down = nn.ModuleList(ConvNormAct(channels, channels, stride=2, groups=channels) for _ in range(self._coarsest() - self.finest))
         self.bottom_up = nn.ModuleList(ScaledAdd(channels) for _ in self.down)
-        self.smooth = nn.ModuleList(nn.Sequential(ConvBlock(channels, 2), ConvNormAct(channels, channels, kernel=1)) for _ in config.out_strides)
+        self.smooth = nn.ModuleList(ConvNormAct(channels, channels, kernel=1) for _ in config.out_strides)
 
     def _coarsest(self) -> int:
         return max(STRIDES.index(stride) for stride in self.out_strides)

@@ -1,9 +1,9 @@
 """The multi-task network: six cameras to boxes, map elements and occupancy.
 
-    images -> HENet -> MMFPN -> view transform -> BEV feature
-                          |            |-> detection head (+ temporal state in and out)
-                          '------------|-> map head
-                                       '-> occupancy head
+images -> HENet -> MMFPN -> view transform -> BEV feature
+                      |            |-> detection head (+ temporal state in and out)
+                      '------------|-> map head
+                                   '-> occupancy head
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pipeline.models.heads.map import MapHead
 from pipeline.models.heads.occupancy import OccupancyHead
 from pipeline.models.henet import HENet
 from pipeline.models.mmfpn import MMFPN
-from pipeline.models.view_transform import ViewTransform
+from pipeline.models.view_transform import DepthHead, ViewTransform
 
 
 @dataclass(frozen=True)
@@ -53,22 +53,30 @@ class Outputs:
 class MultitaskModel(nn.Module):
     """Shared features and the heads of `config.tasks`."""
 
+    box_anchors: Tensor
+
     def __init__(self, config: ModelConfig, anchors: Anchors) -> None:
         super().__init__()
         self.config = config
         self.backbone = HENet(config.backbone)
         self.neck = MMFPN(config.backbone.widths, config.neck)
+        self.depth_head = DepthHead(config.neck.channels, config.view.depth_bins)
         self.view_transform = ViewTransform(config.neck.channels, config.view)
         self.detection = DetectionHead(config) if "detection" in config.tasks else None
         self.map = MapHead(config, torch.from_numpy(anchors.polylines)) if "map" in config.tasks else None
         self.occupancy = OccupancyHead(config) if "occupancy" in config.tasks else None
         self.register_buffer("box_anchors", torch.from_numpy(anchors.boxes))  # (N, 11); saved with the model, used by the instance bank on the host
 
+    def image_part(self, images: Tensor) -> tuple[dict[int, Tensor], Tensor]:
+        """What needs no geometry: image features by stride and the depth logits (B * 6, D, Hf, Wf)."""
+        features = self.neck(self.backbone(images))
+        return features, self.depth_head(features[self.config.view.feature_stride])
+
     def shared(self, inputs: Inputs) -> Outputs:
         """What all heads build on: image features, BEV feature, depth."""
-        features = self.neck(self.backbone(inputs.images))
+        features, depth_logits = self.image_part(inputs.images)
         lifted = features[self.config.view.feature_stride]
-        bev, depth_logits = self.view_transform(lifted, inputs.point_map_feature, inputs.point_map_depth)
+        bev = self.view_transform(lifted, depth_logits, inputs.point_map_feature, inputs.point_map_depth)
         return Outputs(features, bev, depth_logits)
 
     def forward(self, inputs: Inputs) -> Outputs:

@@ -1,7 +1,9 @@
 """Point maps of the view transform: where each BEV cell looks into the camera features, computed on the host from the calibration.
 
-The six camera features are stacked into one tall image [6 * Hf, Wf] (cameras in the order of taxonomy.CAMERAS). The depth distribution is laid out as an image
-[6 * Hf, Wf * D] in which column u * D + d holds bin d of feature column u. A point map holds, for K points a cell, normalised sampling positions in [-1, 1] as
+The six camera features are stacked into one tall image [6 * Hf, Wf] (cameras in the order of taxonomy.CAMERAS). The depth distribution is laid out
+as an image
+[6 * Hf, Wf * D] in which column u * D + d holds bin d of feature column u. A point map holds, for K points a cell, normalised sampling positions in
+[-1, 1] as
 GridSample takes them with align_corners=False; a point no camera sees has the position (-2, -2), which samples zero.
 """
 
@@ -37,7 +39,7 @@ def depth_to_bin(depth_m: Floats, config: ViewConfig) -> Floats:
 def cell_points(config: ViewConfig) -> Floats:
     """(heights, Y, X, 3) points x, y, z of the BEV frame, metres."""
     x, y = bev_cell_centers(config)
-    z, yy, xx = np.meshgrid(np.float32(config.heights_m), y, x, indexing="ij")
+    z, yy, xx = np.meshgrid(np.array(config.heights_m, dtype=np.float32), y, x, indexing="ij")
     return np.stack([xx, yy, z], axis=-1)
 
 

@@ -21,7 +21,7 @@ from pipeline.models.multitask import Inputs, MultitaskModel
 from pipeline.models.point_maps import point_maps
 from pipeline.models.prediction import Prediction
 from pipeline.models.preprocess import normalise
-from pipeline.models.weights import load_model
+from pipeline.models.weights import channels_last, load_model
 from pipeline.taxonomy import CAMERAS
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -122,7 +122,7 @@ def torch_predictor(model_path: Path, config: Config, images: ImageSource | None
     """Predictor on models/float/model.pt. Raises `ModelError` for a bad file."""
     torch.set_num_threads(config.train.threads)
     saved = load_model(model_path)
-    model = saved.model.to(memory_format=torch.channels_last)
+    model = channels_last(saved.model)
     corners = config.maps.topology.polygon_corners
     return Predictor(torch_session(model), model.config, model.box_anchors.numpy(), saved.trained_tasks, corners, images)
 

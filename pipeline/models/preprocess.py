@@ -13,7 +13,7 @@ STD_RGB = (58.395, 57.12, 57.375)
 
 def normalise(images_rgb: NDArray[np.uint8]) -> NDArray[np.float32]:
     """(..., H, W, 3) RGB, 0 to 255 -> (..., 3, H, W) float32 with mean 0 and deviation 1 over ImageNet."""
-    mean, std = np.float32(MEAN_RGB), np.float32(STD_RGB)
+    mean, std = np.array(MEAN_RGB, dtype=np.float32), np.array(STD_RGB, dtype=np.float32)
     return np.ascontiguousarray(np.moveaxis((images_rgb.astype(np.float32) - mean) / std, -1, -3))
 
 

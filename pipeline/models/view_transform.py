@@ -1,7 +1,9 @@
 """Lift, splat turned around: each BEV cell gathers from the cameras instead of each pixel scattering into the grid.
 
-Philion and Fidler's lift-splat (ECCV 2020) weighs a pixel's feature by its depth distribution. Here both are images, and a BEV cell samples them at positions that the host
-computed from the calibration (`point_maps`): two GridSample, one product, one sum, no scatter. The points of one height are summed over cameras; the heights stay apart until a
+Philion and Fidler's lift-splat (ECCV 2020) weighs a pixel's feature by its depth distribution. Here both are images, and a BEV cell samples them at
+positions that the host
+computed from the calibration (`point_maps`): two GridSample, one product, one sum, no scatter. The points of one height are summed over cameras;
+the heights stay apart until a
 pointwise convolution merges them, so that the BEV feature knows how high something is.
 """
 
@@ -11,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pipeline.config import ViewConfig
-from pipeline.models.henet import ConvBlock, ConvNormAct, S2DDown
+from pipeline.models.henet import ConvBlock, ConvNormAct, S2DDown, start_at
 from pipeline.taxonomy import CAMERAS
 
 
@@ -22,8 +24,7 @@ class DepthHead(nn.Module):
         super().__init__()
         self.block = ConvBlock(channels, 2)
         self.logits = nn.Conv2d(channels, bins, 1)
-        nn.init.zeros_(self.logits.weight)
-        nn.init.zeros_(self.logits.bias)
+        start_at(self.logits, weight=0.0)
 
     def forward(self, feature: Tensor) -> Tensor:
         """(B * 6, C, Hf, Wf) -> logits (B * 6, D, Hf, Wf); even at the start."""
@@ -37,24 +38,23 @@ class ViewTransform(nn.Module):
         super().__init__()
         self.config = config
         heights = len(config.heights_m)
-        self.depth_head = DepthHead(in_channels, config.depth_bins)
         self.reduce = nn.Conv2d(in_channels, config.lift_channels, 1)
         self.merge_heights = ConvNormAct(config.lift_channels * heights, config.channels, kernel=1)
         self.encoder = BevEncoder(config.channels, config.encoder_depth)
 
-    def forward(self, feature: Tensor, point_map_feature: Tensor, point_map_depth: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, feature: Tensor, depth_logits: Tensor, point_map_feature: Tensor, point_map_depth: Tensor) -> Tensor:
         """Gather the image features into the grid.
 
         Args:
             feature: (B * 6, C, Hf, Wf).
+            depth_logits: (B * 6, D, Hf, Wf), from `DepthHead`.
             point_map_feature, point_map_depth: (B, K, Y, X, 2).
 
         Returns:
-            BEV feature (B, C, Y, X) with x ascending along columns and y along rows, and the depth logits (B * 6, D, Hf, Wf).
+            BEV feature (B, C, Y, X) with x ascending along columns and y along rows.
         """
-        depth_logits = self.depth_head(feature)
         lifted = self.gather(self.reduce(feature), depth_logits.softmax(dim=1), point_map_feature, point_map_depth)
-        return self.encoder(self.merge_heights(lifted)), depth_logits
+        return self.encoder(self.merge_heights(lifted))
 
     def gather(self, feature: Tensor, depth: Tensor, point_map_feature: Tensor, point_map_depth: Tensor) -> Tensor:
         """Sum over cameras of feature times depth: (B, C * heights, Y, X)."""
@@ -78,11 +78,11 @@ class BevEncoder(nn.Module):
 
     def __init__(self, channels: int, depth: int) -> None:
         super().__init__()
-        self.fine = nn.Sequential(*(ConvBlock(channels, 2) for _ in range(depth // 3)))
+        self.fine = nn.Sequential(*(ConvBlock(channels, 1) for _ in range(depth // 2)))
         self.down = S2DDown(channels, channels * 2)
         self.coarse = nn.Sequential(*(ConvBlock(channels * 2, 2) for _ in range(depth)))
         self.up = nn.Conv2d(channels * 2, channels, 1)
-        self.out = ConvNormAct(channels, channels)
+        self.out = ConvNormAct(channels, channels, kernel=1)
 
     def forward(self, bev: Tensor) -> Tensor:
         """(B, C, Y, X) -> (B, C, Y, X)."""

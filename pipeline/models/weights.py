@@ -7,11 +7,11 @@ import json
 import pickle
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pipeline.config import ModelConfig
 from pipeline.errors import ModelError
@@ -21,6 +21,8 @@ from pipeline.models.anchors import Anchors
 from pipeline.models.heads.detection import BOX_STATE
 from pipeline.models.multitask import MultitaskModel
 
+Module = TypeVar("Module", bound=nn.Module)
+
 
 @dataclass(frozen=True)
 class SavedModel:
@@ -28,6 +30,12 @@ class SavedModel:
 
     model: MultitaskModel
     trained_tasks: tuple[str, ...]
+
+
+def channels_last(module: Module) -> Module:
+    """The module with its kernels laid out channels-last, in place."""
+    module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return module
 
 
 def empty_anchors(config: ModelConfig) -> Anchors:

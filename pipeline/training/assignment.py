@@ -1,6 +1,7 @@
 """Which instance answers for which label.
 
-Early layers let the nearest anchors of every label learn from it (one label, several anchors): it depends on positions alone, so it does not change from step to step and the
+Early layers let the nearest anchors of every label learn from it (one label, several anchors): it depends on positions alone, so it does not change
+from step to step and the
 first signal is strong. The last layer gives every label one instance (Hungarian matching on class and position, Carion et al., DETR, ECCV 2020).
 """
 

@@ -1,12 +1,14 @@
 """BEV augmentation: a sample seen from a turned or mirrored ego frame. Boxes, velocities, lines, occupancy, lidar and cameras change together.
 
-`Augmentation.matrix` maps points of the ego frame to the augmented BEV frame. Mirroring reflects the world at the plane y = 0 and every image at its middle column, so what was left
+`Augmentation.matrix` maps points of the ego frame to the augmented BEV frame. Mirroring reflects the world at the plane y = 0 and every image at
+its middle column, so what was left
 is right in both. It is drawn once for a pass over a scene, so that the temporal state stays valid.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import cv2
 import numpy as np
@@ -58,7 +60,7 @@ def augment_labels(labels: Labels, augmentation: Augmentation, x_range_m: Range,
     rotation = augmentation.matrix[:3, :3].astype(np.float32)
     lidar_m = None if labels.lidar_m is None else labels.lidar_m @ rotation.T
     lines = None if labels.map is None else _augment_lines(labels.map, rotation, x_range_m, y_range_m)
-    return Labels(_augment_boxes(labels.boxes, augmentation), lines, labels.occupancy, lidar_m)
+    return Labels(_augment_boxes(labels.boxes, augmentation), lines, labels.occupancy, lidar_m, labels.lidar_class)
 
 
 def _augment_boxes(boxes: BoxLabels, augmentation: Augmentation) -> BoxLabels:
@@ -84,7 +86,7 @@ def _augment_lines(lines: MapLines, rotation: Floats, x_range_m: Range, y_range_
 def clip_polyline(line_m: Floats, x_range_m: Range, y_range_m: Range) -> list[Floats]:
     """Pieces (P, 2) of a polyline inside a rectangle, in order; pieces shorter than 0.1 m are not kept."""
     pieces: list[list[Floats]] = []
-    for start, end in zip(line_m[:-1], line_m[1:], strict=True):
+    for start, end in pairwise(line_m):
         inside = _clip_segment(start, end, x_range_m, y_range_m)
         if inside is None:
             continue
@@ -149,4 +151,4 @@ def photometric(images: NDArray[np.uint8], strength: float, random: np.random.Ge
     values = np.arange(256)[:, None] * gain + offset  # (256, 3)
     table = values.clip(0, 255).astype(np.uint8)
     flat = np.ascontiguousarray(images).reshape(1, -1, 3)
-    return cv2.LUT(flat, table[None]).reshape(images.shape)
+    return cv2.LUT(flat, table[None]).reshape(images.shape).astype(np.uint8, copy=False)

@@ -1,25 +1,31 @@
-"""Dense branches that exist in training only: they give every pixel and every BEV cell a signal from the first step, and are neither saved nor exported.
+"""Dense branches that exist in training only: they give every pixel and every BEV cell a signal from the first step.
 
-The depth loss (DenseDepthNet of the reference) needs no branch of its own here: it supervises the depth distribution of the view transform.
+They are neither saved nor exported.
+
+The depth loss needs no branch of its own: it supervises the depth distribution of the view transform (DenseDepthNet of the reference).
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
 from pipeline.config import AuxiliaryConfig, ModelConfig
 from pipeline.models.heads.decoder import prior_bias
+from pipeline.models.henet import start_at
 from pipeline.models.multitask import Outputs
-from pipeline.taxonomy import DETECTION_CLASSES, MAP_CLASSES
-from pipeline.training.losses import depth_loss, heat_loss, line_map_loss
+from pipeline.taxonomy import DETECTION_CLASSES, MAP_CLASSES, OCCUPANCY_CLASSES
+from pipeline.training.labels import UNSEEN
+from pipeline.training.losses import cell_loss, drawn_loss, heat_loss
 from pipeline.training.targets import Targets
 
 
-def heat_branch(channels: int, classes: int) -> nn.Conv2d:
+def rare_branch(channels: int, classes: int) -> nn.Conv2d:
     """Pointwise scores that start at a probability of 2 %: one layer, so that the shared feature itself must carry the answer."""
     branch = nn.Conv2d(channels, classes, 1)
-    nn.init.constant_(branch.bias, prior_bias(0.02))
+    start_at(branch, bias=prior_bias(0.02))
     return branch
 
 
@@ -28,26 +34,33 @@ class AuxiliaryLosses(nn.Module):
 
     def __init__(self, model: ModelConfig, weights: AuxiliaryConfig) -> None:
         super().__init__()
-        self.weights, self.stride = weights, model.detection.feature_stride
-        self.image_boxes = heat_branch(model.neck.channels, len(DETECTION_CLASSES))
-        self.bev_boxes = heat_branch(model.view.channels, len(DETECTION_CLASSES))
-        self.bev_map = heat_branch(model.view.channels, len(MAP_CLASSES))
+        self.weights, self.stride = weights, model.view.feature_stride
+        self.image_boxes = rare_branch(model.neck.channels, len(DETECTION_CLASSES))
+        self.image_lines = rare_branch(model.neck.channels, len(MAP_CLASSES))
+        self.image_surface = nn.Conv2d(model.neck.channels, len(OCCUPANCY_CLASSES), 1)
+        self.bev_boxes = rare_branch(model.view.channels, len(DETECTION_CLASSES))
+        self.bev_lines = rare_branch(model.view.channels, len(MAP_CLASSES))
 
-    def forward(self, outputs: Outputs, targets: list[Targets]) -> dict[str, Tensor]:
-        """Weighted losses by name; only those with a weight above zero."""
-        losses: dict[str, Tensor] = {}
-        weights = self.weights
-        if weights.depth:
-            losses["depth"] = weights.depth * depth_loss(outputs.depth_logits, targets)
-        if weights.image_boxes:
-            losses["image_boxes"] = weights.image_boxes * self._image_heat(outputs.image_features[self.stride], targets)
-        if weights.bev_boxes:
-            logits = self.bev_boxes(outputs.bev)
-            losses["bev_boxes"] = weights.bev_boxes * heat_loss(logits, torch.stack([target.bev_heat for target in targets]))
-        if weights.bev_map:
-            losses["bev_map"] = weights.bev_map * line_map_loss(self.bev_map(outputs.bev), targets)
+    def image_losses(self, image_features: dict[int, Tensor], depth_logits: Tensor, targets: Sequence[Targets]) -> dict[str, Tensor]:
+        """Weighted losses on the image features, by name."""
+        feature, weights = image_features[self.stride], self.weights
+        losses = {"image_boxes": weights.image_boxes * heat_loss(self.image_boxes(feature), torch.cat([t.image.heat for t in targets]))}
+        bins = [t.image.depth_bin for t in targets if t.image.depth_bin is not None]
+        surfaces = [t.image.surface for t in targets if t.image.surface is not None]
+        if len(bins) == len(surfaces) == len(targets):
+            losses["depth"] = weights.depth * cell_loss(depth_logits, torch.cat(bins), unknown=-1)
+            losses["image_surface"] = weights.image_surface * cell_loss(self.image_surface(feature), torch.cat(surfaces), unknown=UNSEEN)
+        lines = [t.image.lines for t in targets if t.image.lines is not None]
+        if len(lines) == len(targets):
+            losses["image_lines"] = weights.image_lines * drawn_loss(self.image_lines(feature), torch.cat(lines))
         return losses
 
-    def _image_heat(self, feature: Tensor, targets: list[Targets]) -> Tensor:
-        heat = torch.stack([target.image_heat for target in targets])  # (B, 6, 10, Hf, Wf)
-        return heat_loss(self.image_boxes(feature), heat.flatten(0, 1))
+    def forward(self, outputs: Outputs, targets: Sequence[Targets]) -> dict[str, Tensor]:
+        """All weighted losses by name. A loss whose labels some sample of the batch lacks is left out for this batch."""
+        losses = self.image_losses(outputs.image_features, outputs.depth_logits, targets)
+        heat = torch.stack([target.bev_heat for target in targets])
+        losses["bev_boxes"] = self.weights.bev_boxes * heat_loss(self.bev_boxes(outputs.bev), heat)
+        lines = [target.bev_lines for target in targets if target.bev_lines is not None]
+        if len(lines) == len(targets):
+            losses["bev_lines"] = self.weights.bev_lines * drawn_loss(self.bev_lines(outputs.bev), torch.stack(lines))
+        return losses

@@ -4,8 +4,10 @@ Let g_i = w_i |dL_i / d feature| be the weighted gradient norm of task i at the 
 
     w_i <- w_i exp(-rate (g_i / mean g - 1))
 
-with a minus sign: a task that pulls harder than the average gets less weight. (With a plus sign, as a field note has it, the largest task grows without bound.) Where a task's
-norm exceeds another's by more than `cap_ratio`, its weight shrinks by a further 5 %. Weights are normalised to a mean of one; absent tasks and norms that are not finite are
+with a minus sign: a task that pulls harder than the average gets less weight. (With a plus sign, as a field note has it, the largest task grows
+without bound.) Where a task's
+norm exceeds another's by more than `cap_ratio`, its weight shrinks by a further 5 %. Weights are normalised to a mean of one; absent tasks and
+norms that are not finite are
 left alone.
 """
 

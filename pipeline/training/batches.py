@@ -1,13 +1,14 @@
 """Training batches: B streams of samples in scene order, augmented, with their targets.
 
-Everything random is drawn from (seed, step, slot) or, for the augmentation of a pass over a scene, from (seed, step at which the pass began, slot). A run that is resumed at step s
+Everything random is drawn from (seed, step, slot) or, for the augmentation of a pass over a scene, from (seed, step at which the pass began, slot).
+A run that is resumed at step s
 therefore sees what an uninterrupted run sees, without any generator state to be saved.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -53,10 +54,12 @@ class Batch:
 
     @property
     def tokens(self) -> list[str]:
+        """Sample tokens."""
         return [sample.token for sample in self.samples]
 
     @property
     def targets(self) -> list[Targets]:
+        """Targets of the samples."""
         return [sample.targets for sample in self.samples]
 
 
@@ -98,16 +101,22 @@ class BatchLoader:
     def _sample(self, item: StreamItem, step: int, slot: int) -> Sample:
         config, record = self._config, self.record(item.token)
         random = np.random.default_rng([config.train.seed, 2, step, slot])
-        return self.build(record, self._augmentations[slot], not item.previous, random)
+        image_only = step < config.train.image_steps
+        return self.build(record, self._augmentations[slot], not item.previous, random, image_only)
 
-    def build(self, record: SampleRecord, augmentation: Augmentation, starts_scene: bool, random: np.random.Generator) -> Sample:
-        """One augmented sample with its targets."""
+    def build(
+        self, record: SampleRecord, augmentation: Augmentation, starts_scene: bool, random: np.random.Generator, image_only: bool = False
+    ) -> Sample:
+        """One augmented sample with its targets; `image_only` leaves out what only the BEV part needs: point maps and occupancy."""
         model, topology = self._config.model, self._config.maps.topology
         size = model.image_size
         pixels = photometric(self._images.images(record), self._config.train.augmentation.photometric, random)
         ego2img = augment_ego2img(network_ego2img(record, size), augmentation, size[1]).astype(np.float32)
-        map_feature, map_depth = point_maps(ego2img, size, model.view)
+        no_map = np.zeros((0, 2), dtype=np.float32)
+        map_feature, map_depth = (no_map, no_map) if image_only else point_maps(ego2img, size, model.view)
         labels = augment_labels(self._labels.get(record), augmentation, topology.x_range_m, topology.y_range_m)
+        if image_only:
+            labels = replace(labels, occupancy=None)
         return Sample(
             token=record.token,
             starts_scene=starts_scene,

@@ -1,6 +1,7 @@
 """Resumable state of a run, in models/checkpoints/<key>.pt: weights, optimizer, averaged weights, task weights, instance banks and curves.
 
-The key is a hash of everything the result depends on, so a checkpoint is never resumed under other parameters or data. Batches and augmentation depend on the step number alone and
+The key is a hash of everything the result depends on, so a checkpoint is never resumed under other parameters or data. Batches and augmentation
+depend on the step number alone and
 the network uses no random numbers in training, so there is no generator state to keep.
 """
 
@@ -23,7 +24,11 @@ if TYPE_CHECKING:
 
 def run_key(config: Config, data_fingerprint: str) -> str:
     """Hash of the parameters that training reads and of the data."""
-    parts = {"model": config.model.model_dump(mode="json"), "train": config.train.model_dump(mode="json"), "maps": config.maps.topology.model_dump(mode="json")}
+    parts = {
+        "model": config.model.model_dump(mode="json"),
+        "train": config.train.model_dump(mode="json"),
+        "maps": config.maps.topology.model_dump(mode="json"),
+    }
     return canonical_hash({**parts, "data": data_fingerprint})[:20]
 
 

@@ -14,17 +14,18 @@ from numpy.typing import NDArray
 
 from pipeline.dataset.index import Index
 from pipeline.dataset.lidar import points_in_ego
-from pipeline.dataset.occupancy import load_labels
+from pipeline.dataset.occupancy import ORIGIN_M, SHAPE, VOXEL_M, load_labels
 from pipeline.dataset.records import Boxes, SampleRecord
 from pipeline.errors import DataError
 from pipeline.maps.store import MapStore
+from pipeline.taxonomy import OCCUPANCY_FREE
 
 Floats = NDArray[np.float32]
 UNSEEN = 255
 # Samples kept in memory: 0.8 MB each.
 HELD_SAMPLES = 2048
 # Depth supervision fills 4,000 feature cells a sample; more lidar points only cost time.
-LIDAR_POINTS = 12_000
+LIDAR_POINTS = 8_000
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,7 @@ class Labels:
     map: MapLines | None
     occupancy: NDArray[np.uint8] | None  # (200, 200, 16) Occ3D classes, UNSEEN where no camera looks
     lidar_m: Floats | None  # (M, 3)
+    lidar_class: NDArray[np.uint8] | None  # (M,) Occ3D class of the voxel a point hit, UNSEEN where unknown
 
 
 class LabelStore:
@@ -76,7 +78,9 @@ class LabelStore:
         return self._held[record.token]
 
     def _read(self, record: SampleRecord) -> Labels:
-        return Labels(box_labels(record.boxes), self._map(record), self._occupancy(record), _lidar(record))
+        occupancy, lidar_m = self._occupancy(record), _lidar(record)
+        classes = None if lidar_m is None else point_classes(lidar_m, occupancy)
+        return Labels(box_labels(record.boxes), self._map(record), occupancy, lidar_m, classes)
 
     def _map(self, record: SampleRecord) -> MapLines | None:
         label = self.maps.get(record.token) if self.maps is not None else None
@@ -107,6 +111,20 @@ def _lidar(record: SampleRecord) -> Floats | None:
         return None
     points_m = points_in_ego(record.lidar)
     return points_m[:: max(1, len(points_m) // LIDAR_POINTS)].astype(np.float32)
+
+
+def point_classes(points_m: Floats, occupancy: NDArray[np.uint8] | None) -> NDArray[np.uint8]:
+    """(M,) Occ3D class of the voxel that holds each point (M, 3) of the ego frame.
+
+    UNSEEN outside the labels and in free space (a point just off a surface).
+    """
+    if occupancy is None:
+        return np.full(len(points_m), UNSEEN, dtype=np.uint8)
+    index = np.floor((points_m - np.array(ORIGIN_M, dtype=np.float32)) / VOXEL_M).astype(np.int64)
+    inside = ((index >= 0) & (index < SHAPE)).all(axis=1)
+    x, y, z = np.where(inside[:, None], index, 0).T
+    classes = occupancy[x, y, z]
+    return np.where(inside & (classes != OCCUPANCY_FREE), classes, np.uint8(UNSEEN))
 
 
 def available_tasks(store: LabelStore, records: Sequence[SampleRecord], tasks: Sequence[str]) -> dict[str, int]:

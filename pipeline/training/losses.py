@@ -1,4 +1,6 @@
-"""Losses of the three heads and of the training-only branches. Every function returns a scalar that is finite for finite inputs, also without labels."""
+"""Losses of the three heads and of the training-only branches. Every function returns a scalar that is finite for finite inputs, also without
+labels.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from torch.nn import functional
 from pipeline.config import ModelConfig
 from pipeline.models import bspline
 from pipeline.models.multitask import Outputs
-from pipeline.taxonomy import MAP_CLASSES, OCCUPANCY_FREE
+from pipeline.taxonomy import OCCUPANCY_FREE
 from pipeline.training.assignment import nearest_anchors, one_to_one
 from pipeline.training.targets import FREE_THINNING, LINE_POINTS, UNSEEN, Targets
 
@@ -37,13 +39,14 @@ def heat_loss(logits: Tensor, heat: Tensor) -> Tensor:
     return torch.where(peak, at_peak, beside).sum() / peak.sum().clamp(min=1)
 
 
-def detection_loss(outputs: Outputs, anchors: Tensor, targets: list[Targets]) -> Tensor:
+def detection_loss(outputs: Outputs, anchors: Tensor, targets: list[Targets], one_to_one_last: bool) -> Tensor:
     """Class and box loss of all layers, divided by the number of boxes.
 
     Args:
         outputs: of B samples.
         anchors: (B, N, 11) what the first layer started from.
         targets: B samples.
+        one_to_one_last: in the last layer every label has one instance; else its nearest ones, as in the layers before.
     """
     references = [anchors, *outputs.det_boxes[:-1]]
     losses = []
@@ -51,7 +54,7 @@ def detection_loss(outputs: Outputs, anchors: Tensor, targets: list[Targets]) ->
     for layer, batch in enumerate(zip(references, outputs.det_logits, outputs.det_boxes, strict=True)):
         # unbind, not indexing: the gradient of an index fills a whole batch of zeros for each sample.
         for reference, logits, boxes, target in zip(*(tensor.unbind() for tensor in batch), targets, strict=True):
-            pairs = box_pairs(reference.detach(), logits, boxes, target, one=layer == last)
+            pairs = box_pairs(reference.detach(), logits, boxes, target, one=one_to_one_last and layer == last)
             losses.append(box_layer_loss(logits, boxes, target, pairs))
     return torch.stack(losses).mean()
 
@@ -81,7 +84,9 @@ def box_layer_loss(logits: Tensor, boxes: Tensor, target: Targets, pairs: tuple[
 class MapLoss:
     """Class loss, line-distance loss and topology loss of the map head."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, one_to_one_last: bool) -> None:
+        """`one_to_one_last`: as in `detection_loss`."""
+        self.one_to_one_last = one_to_one_last
         self.basis = torch.from_numpy(bspline.basis(LINE_POINTS, config.map.spline_degree))
 
     def __call__(self, outputs: Outputs, anchors: Tensor, targets: list[Targets]) -> Tensor:
@@ -94,7 +99,7 @@ class MapLoss:
         for layer, tensors in enumerate(zip(references, outputs.map_logits, outputs.map_states, strict=True)):
             for reference, logits, state, target in zip(*(tensor.unbind() for tensor in tensors), targets, strict=True):
                 if target.lines is not None:
-                    losses.append(self.layer_loss(logits, state, reference, target, one=layer == last))
+                    losses.append(self.layer_loss(logits, state, reference, target, one=self.one_to_one_last and layer == last))
         return torch.stack(losses).mean() if losses else outputs.map_logits[-1].sum() * 0.0
 
     def layer_loss(self, logits: Tensor, state: Tensor, reference: Tensor, target: Targets, one: bool) -> Tensor:
@@ -110,7 +115,7 @@ class MapLoss:
         points = target.lines[label, order]  # (K, 20, 2)
         found = curve[query]
         shift = (found[..., :2] - points).abs().sum(-1).mean(-1)  # (K,)
-        distance = shift + chamfer(found[..., :2], points) + 0.1 * found[..., 2].abs().mean(-1)
+        distance = 0.5 * shift + chamfer(found[..., :2], points) + 0.1 * found[..., 2].abs().mean(-1)
         count = max(len(query), 1)
         closed = target.line_closed[label].to(logits.dtype)
         attribute = functional.binary_cross_entropy_with_logits(state[query, -2], closed, reduction="sum")
@@ -185,7 +190,9 @@ class OccupancyLoss:
 
 
 def dice_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """1 - mean soft Dice coefficient of the classes that occur; logits (V, 18), labels (V,). It follows IoU, so rare classes count as much as common ones."""
+    """1 - mean soft Dice coefficient of the classes that occur; logits (V, 18), labels (V,). It follows IoU, so rare classes count as much as
+    common ones.
+    """
     probability = logits.softmax(dim=-1)
     count = torch.bincount(labels, minlength=logits.shape[-1]).to(probability.dtype)
     overlap = torch.zeros_like(count).index_add(0, labels, probability.gather(1, labels.unsqueeze(1)).squeeze(1))
@@ -198,26 +205,19 @@ def dice_loss(logits: Tensor, labels: Tensor) -> Tensor:
     return 1 - dice[occurs].mean() if occurs.any() else logits.sum() * 0.0
 
 
-def depth_loss(logits: Tensor, targets: list[Targets]) -> Tensor:
-    """Cross-entropy of the depth distribution (B * 6, D, Hf, Wf) at the feature cells a lidar point falls into."""
-    missing = torch.full((logits.shape[0] // len(targets), *logits.shape[2:]), -1)
-    bins = torch.cat([missing if target.depth_bin is None else target.depth_bin for target in targets])
-    known = (bins >= 0).flatten().nonzero().squeeze(1)
+def cell_loss(logits: Tensor, labels: Tensor, unknown: int) -> Tensor:
+    """Cross-entropy of logits (B, K, Hf, Wf) at the cells of `labels` (B, Hf, Wf) that are not `unknown`; zero without any."""
+    known = (labels.flatten() != unknown).nonzero().squeeze(1)
     if len(known) == 0:
         return logits.sum() * 0.0
     rows = logits.permute(0, 2, 3, 1).reshape(-1, logits.shape[1]).index_select(0, known)
-    return functional.cross_entropy(rows, bins.flatten()[known])
+    return functional.cross_entropy(rows, labels.flatten()[known].long())
 
 
-def line_map_loss(logits: Tensor, targets: list[Targets]) -> Tensor:
-    """Cross-entropy plus Dice of drawn map elements; logits (B, 3, Y, X)."""
-    labelled = [number for number, target in enumerate(targets) if target.bev_lines is not None]
-    if not labelled:
-        return logits.sum() * 0.0
-    truth = torch.stack([target.bev_lines for target in targets if target.bev_lines is not None])
-    chosen = logits[labelled]
-    cross_entropy = functional.binary_cross_entropy_with_logits(chosen, truth, pos_weight=logits.new_tensor(4.0))
-    probability = chosen.sigmoid()
+def drawn_loss(logits: Tensor, truth: Tensor) -> Tensor:
+    """Cross-entropy plus soft Dice of drawn map elements, both (B, 3, rows, columns)."""
+    cross_entropy = functional.binary_cross_entropy_with_logits(logits, truth, pos_weight=logits.new_tensor(4.0))
+    probability = logits.sigmoid()
     axes = (0, 2, 3)
     dice = (2 * (probability * truth).sum(axes) + 1) / (probability.sum(axes) + truth.sum(axes) + 1)
-    return cross_entropy + (1 - dice).sum() / len(MAP_CLASSES)
+    return cross_entropy + (1 - dice).mean()

@@ -1,8 +1,10 @@
 """The training loop: plain PyTorch, from the data set to models/float.
 
-    for each step: batch of B streams -> temporal state from the instance banks -> forward -> weighted losses -> AdamW -> averaged weights -> banks remember
+    for each step: batch of B streams -> temporal state from the instance banks -> forward -> weighted losses -> AdamW -> averaged weights -> banks
+    remember
 
-A run is keyed by its parameters and the data's fingerprint; killed, it goes on from its last checkpoint and ends with the weights of an uninterrupted run.
+A run is keyed by its parameters and the data's fingerprint; killed, it goes on from its last checkpoint and ends with the weights of an
+uninterrupted run.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from pipeline.maps.store import MapStore
 from pipeline.models.anchors import build_anchors
 from pipeline.models.instance_bank import InstanceBank
 from pipeline.models.multitask import Inputs, MultitaskModel, Outputs
-from pipeline.models.weights import save_model
+from pipeline.models.weights import channels_last, save_model
 from pipeline.paths import Paths
 from pipeline.progress import track
 from pipeline.taxonomy import OCCUPANCY_CLASSES
@@ -38,6 +40,10 @@ from pipeline.training.batches import Batch, BatchLoader
 from pipeline.training.checkpoint import CheckpointFile, run_key
 from pipeline.training.labels import UNSEEN, LabelStore, available_tasks
 from pipeline.training.losses import MapLoss, OccupancyLoss, detection_loss
+from pipeline.training.prefetch import prefetch
+
+# A short memory of squared gradients: the default 0.999 averages over more steps than a warm-up has.
+ADAM_BETAS = (0.9, 0.99)
 
 
 @dataclass(frozen=True)
@@ -101,11 +107,12 @@ def occupancy_weights(labels: LabelStore, records: list[Any]) -> Tensor:
 
 
 def learning_rate(step: int, config: TrainConfig) -> float:
-    """Linear rise, then a cosine to 1 % of the peak."""
-    warmup = max(1, round(config.warmup_fraction * config.steps))
-    if step < warmup:
-        return config.learning_rate * (step + 1) / warmup
-    progress = (step - warmup) / max(1, config.steps - warmup)
+    """In each of the two parts (image steps, steps of the whole network): linear rise, then a cosine to 1 % of the peak."""
+    first, steps = (0, config.image_steps) if step < config.image_steps else (config.image_steps, config.steps)
+    warmup = max(1, round(config.warmup_fraction * steps))
+    if step - first < warmup:
+        return config.learning_rate * (step - first + 1) / warmup
+    progress = (step - first - warmup) / max(1, steps - warmup)
     return config.learning_rate * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * progress)))
 
 
@@ -114,15 +121,15 @@ class Trainer:
 
     def __init__(self, config: Config, loader: BatchLoader, model: MultitaskModel, label_counts: Mapping[str, int], class_weights: Tensor) -> None:
         self.config, self.loader, self.label_counts = config, loader, dict(label_counts)
-        self.model = model.to(memory_format=torch.channels_last)
-        self.auxiliary = AuxiliaryLosses(config.model, config.train.auxiliary).to(memory_format=torch.channels_last)
+        self.model = channels_last(model)
+        self.auxiliary = channels_last(AuxiliaryLosses(config.model, config.train.auxiliary))
         self.average = torch.optim.swa_utils.AveragedModel(
             self.model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(config.train.ema_decay), use_buffers=False
         )
-        self.optimizer = torch.optim.AdamW(parameter_groups([self.model, self.auxiliary], config.train.weight_decay), lr=config.train.learning_rate)
+        self.optimizer = torch.optim.AdamW(parameter_groups([self.model, self.auxiliary], config.train.weight_decay), betas=ADAM_BETAS)
         self.tasks = tuple(task for task in config.model.tasks if label_counts[task] > 0)
-        self.task_weights = {task: config.train.balance.initial.get(task, 1.0) for task in self.tasks}
-        self.map_loss, self.occupancy_loss = MapLoss(config.model), OccupancyLoss(class_weights)
+        self.task_weights: dict[str, float] = {task: config.train.balance.initial.get(task, 1.0) for task in self.tasks}
+        self.map_loss, self.occupancy_loss = MapLoss(config.model, config.train.one_to_one_last), OccupancyLoss(class_weights)
         anchors = self.model.box_anchors.numpy()
         self.banks = [InstanceBank(config.model.detection, anchors, config.model.neck.channels) for _ in range(config.train.batch_scenes)]
         self.rows: list[dict[str, float]] = []
@@ -131,8 +138,8 @@ class Trainer:
     def run(self, checkpoint: CheckpointFile) -> None:
         """Train from the checkpoint, if there is one, to the last step."""
         checkpoint.load_into(self)
-        steps = self.config.train.steps
-        batches = zip(range(self.step, steps), self.loader.steps(self.step), strict=False)
+        steps = self.config.train.image_steps + self.config.train.steps
+        batches = zip(range(self.step, steps), prefetch(self.loader.steps(self.step)), strict=False)
         for step, batch in track(batches, "train", total=steps - self.step):
             losses = self.train_step(batch)
             self.step = step + 1
@@ -144,20 +151,30 @@ class Trainer:
     def train_step(self, batch: Batch) -> dict[str, float]:
         """One optimizer step; returns the losses by name."""
         self.model.train()
+        if self.step < self.config.train.image_steps:
+            return self._image_step(batch)
         inputs = self.inputs(batch)
         outputs = self.model(inputs)
         task_losses = self.task_losses(outputs, inputs, batch)
         extra = self.auxiliary(outputs, batch.targets)
         self._balance(task_losses, outputs)
-        weighted = [self.task_weights[task] * loss for task, loss in task_losses.items()]
-        total = torch.stack([*weighted, *extra.values()]).sum()
-        if not bool(torch.isfinite(total)):
-            names = ", ".join(f"{name} {float(loss.detach()):.3g}" for name, loss in {**task_losses, **extra}.items())
+        values = self._finish(extra, task_losses, batch)
+        self._remember(batch, outputs)
+        return values
+
+    def _finish(self, extra: Mapping[str, Tensor], task_losses: Mapping[str, Tensor], batch: Batch) -> dict[str, float]:
+        """Optimize the sum of the losses; returns all of them by name, the total as "loss"."""
+        total = torch.stack([*(self.task_weights[task] * loss for task, loss in task_losses.items()), *extra.values()]).sum()
+        losses = {name: float(loss.detach()) for name, loss in {"loss": total, **task_losses, **extra}.items()}
+        if not math.isfinite(losses["loss"]):
+            names = ", ".join(f"{name} {value:.3g}" for name, value in losses.items())
             raise ModelError(f"loss is not finite at step {self.step} ({names}); samples {', '.join(batch.tokens)}")
         self._optimize(total)
-        self._remember(batch, outputs)
-        values = {name: float(loss.detach()) for name, loss in {**task_losses, **extra}.items()}
-        return {"loss": float(total.detach()), **values, **{f"weight_{task}": weight for task, weight in self.task_weights.items()}}
+        return {**losses, **{f"weight_{task}": weight for task, weight in self.task_weights.items()}}
+
+    def _image_step(self, batch: Batch) -> dict[str, float]:
+        features, depth_logits = self.model.image_part(batch.images)
+        return self._finish(self.auxiliary.image_losses(features, depth_logits, batch.targets), {}, batch)
 
     def inputs(self, batch: Batch) -> Inputs:
         """Network inputs, with the temporal state of each stream."""
@@ -174,7 +191,7 @@ class Trainer:
         """Unweighted loss of each task that has labels."""
         losses: dict[str, Tensor] = {}
         if "detection" in self.tasks:
-            losses["detection"] = detection_loss(outputs, inputs.det_anchors, batch.targets)
+            losses["detection"] = detection_loss(outputs, inputs.det_anchors, batch.targets, self.config.train.one_to_one_last)
         if "map" in self.tasks and self.model.map is not None:
             losses["map"] = self.map_loss(outputs, self.model.map.anchors, batch.targets)
         if "occupancy" in self.tasks and outputs.occupancy_logits is not None:

@@ -14,8 +14,9 @@ from pipeline.models.weights import SavedModel
 
 # What the accelerator or its host side can run with static shapes; no scatter, no NonZero, no Where, no dynamic shape arithmetic.
 OPERATORS = {
-    "Add", "AveragePool", "Clip", "Concat", "Constant", "Conv", "Exp", "Gather", "Gelu", "GridSample", "Identity", "LayerNormalization", "MatMul", "Mul",
-    "Reciprocal", "ReduceSum", "Relu", "Reshape", "Resize", "Slice", "Softmax", "Split", "Squeeze", "Sub", "Transpose", "Unsqueeze",
+    "Add", "AveragePool", "Clip", "Concat", "Constant", "Conv", "Exp", "Gather", "Gelu", "GridSample", "Identity", "LayerNormalization",
+    "MatMul", "Mul",     "Reciprocal", "ReduceSum", "Relu", "Reshape", "Resize", "Slice", "Softmax", "Split", "Squeeze", "Sub", "Transpose",
+    "Unsqueeze",
 }  # fmt: skip
 
 

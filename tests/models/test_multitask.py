@@ -100,6 +100,7 @@ def test_a_damaged_model_file_is_named(model: MultitaskModel, tmp_path) -> None:
         ({"image_size": [100, 352]}, "multiples of 32"),
         ({"detection": {"temporal_instances": 24}}, "must be below anchors"),
         ({"detection": {"updated_instances": 9}}, "must not exceed temporal_instances"),
+        ({"map": {"sample_cameras": False, "sample_bev": False}}, "at least one of them"),
         ({"detection": {"groups": 3}}, "must divide neck.channels"),
     ],
 )

@@ -15,7 +15,7 @@ TINY: dict[str, Any] = {
         "depth_bins": 8, "depth_range_m": [1.0, 32.0], "lift_channels": 8, "channels": 16, "encoder_depth": 1,
     },
     "detection": {"anchors": 24, "temporal_instances": 8, "updated_instances": 4, "key_points": 5, "groups": 2, "feature_stride": 16},
-    "map": {"num_query": 12, "sample_points": 8},
+    "map": {"num_query": 12, "sample_points": 8, "layers": 2, "sample_cameras": True},
     "occupancy": {
         "levels": [
             {"x_range_m": [-16.0, 16.0], "y_range_m": [-16.0, 16.0], "z_range_m": [-1.0, 5.4], "cells": [16, 12, 4]},

@@ -22,7 +22,7 @@ def labels_at(centers_m: np.ndarray, yaw: float = 0.3) -> Labels:
     velocity = np.tile(np.float32([np.cos(yaw), np.sin(yaw)]), (count, 1))
     boxes = BoxLabels(centers_m, np.ones((count, 3), np.float32), np.full(count, yaw, np.float32), velocity, np.zeros(count, np.int64))
     lines = MapLines([np.float32([[-5, 1], [5, 2]])], np.array([0]), np.array([False]))
-    return Labels(boxes, lines, None, centers_m)
+    return Labels(boxes, lines, None, centers_m, np.zeros(len(centers_m), np.uint8))
 
 
 def pixels(projection: np.ndarray, points_m: np.ndarray) -> np.ndarray:
@@ -58,7 +58,9 @@ def test_turning_back_restores_boxes_and_lines(augmentation: Augmentation) -> No
     labels = labels_at(np.float32([[3, 4, 1]]))
     there = augment_labels(labels, augmentation, RANGE_M, RANGE_M)
     # A mirrored frame turns the other way round: the inverse of (turn, mirror) is (turn the same way, mirror).
-    back = augment_labels(there, Augmentation(augmentation.rotation_rad if augmentation.flip else -augmentation.rotation_rad, augmentation.flip), RANGE_M, RANGE_M)
+    back = augment_labels(
+        there, Augmentation(augmentation.rotation_rad if augmentation.flip else -augmentation.rotation_rad, augmentation.flip), RANGE_M, RANGE_M
+    )
     np.testing.assert_allclose(back.boxes.centers_m, labels.boxes.centers_m, atol=1e-4)
     np.testing.assert_allclose(back.boxes.yaw_rad, labels.boxes.yaw_rad, atol=1e-4)
     assert labels.map is not None
@@ -74,7 +76,7 @@ def test_a_line_that_leaves_the_range_is_clipped_not_dropped() -> None:
 
 def test_a_clipped_ring_is_no_longer_closed() -> None:
     ring = np.float32([[28, 0], [29, 0], [29, 3], [28, 3], [28, 0]])
-    labels = Labels(labels_at(np.zeros((0, 3), np.float32)).boxes, MapLines([ring], np.array([1]), np.array([True])), None, None)
+    labels = Labels(labels_at(np.zeros((0, 3), np.float32)).boxes, MapLines([ring], np.array([1]), np.array([True])), None, None, None)
     whole = augment_labels(labels, Augmentation(), RANGE_M, RANGE_M).map
     turned = augment_labels(labels, Augmentation(), (-30.0, 28.5), RANGE_M).map
     assert whole is not None

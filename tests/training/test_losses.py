@@ -9,18 +9,22 @@ import torch
 from pipeline.config import BalanceConfig
 from pipeline.training.assignment import nearest_anchors, one_to_one
 from pipeline.training.balance import gradient_norms, update_weights
-from pipeline.training.losses import MapLoss, OccupancyLoss, box_layer_loss, chamfer, depth_loss, focal_loss, heat_loss, order_distance, topology_loss
-from pipeline.training.targets import LINE_POINTS, UNSEEN, Targets, line_orders
+from pipeline.training.image_targets import ImageTargets
 from pipeline.training.labels import MapLines
+from pipeline.training.losses import MapLoss, OccupancyLoss, box_layer_loss, cell_loss, chamfer, focal_loss, heat_loss, order_distance, topology_loss
+from pipeline.training.targets import LINE_POINTS, UNSEEN, Targets, line_orders
 from tests.models.tiny import tiny_config
 
 
 def empty_targets(**fields: object) -> Targets:
-    values = dict(
-        boxes=torch.zeros(0, 11), box_class=torch.zeros(0, dtype=torch.long), lines=None, line_class=None, line_closed=None, occupancy=None, depth_bin=None,
-        image_heat=torch.zeros(6, 10, 4, 4), bev_heat=torch.zeros(10, 4, 4), bev_lines=None,
-    )  # fmt: skip
-    return Targets(**{**values, **fields})
+    values = {
+        "boxes": torch.zeros(0, 11),
+        "box_class": torch.zeros(0, dtype=torch.long),
+        "image": ImageTargets(None, None, torch.zeros(6, 10, 4, 4), None),
+        "bev_heat": torch.zeros(10, 4, 4),
+    }
+    absent = dict.fromkeys(("lines", "line_class", "line_closed", "occupancy", "bev_lines"))
+    return Targets(**{**absent, **values, **fields})
 
 
 def test_focal_loss_is_cross_entropy_scaled_by_the_miss() -> None:
@@ -78,7 +82,7 @@ def map_targets(lines_m: list[np.ndarray], closed: list[bool]) -> Targets:
 @pytest.mark.parametrize("one", [False, True])
 def test_map_loss_has_finite_gradients_and_pulls_towards_the_line(one: bool) -> None:
     config = tiny_config()
-    loss = MapLoss(config)
+    loss = MapLoss(config, one)
     along = torch.linspace(-10, 10, 6)
     reference = torch.stack([along, torch.full((6,), 1.0), torch.zeros(6)], dim=-1)[None]
     state = torch.cat([reference.flatten(1), torch.zeros(1, 2)], dim=1).requires_grad_()
@@ -133,11 +137,11 @@ def test_occupancy_loss_ignores_unseen_voxels_and_is_zero_without_labels() -> No
     assert float(loss(logits, [empty_targets()])) == 0.0
 
 
-def test_depth_loss_is_cross_entropy_where_lidar_hits() -> None:
+def test_cell_loss_is_cross_entropy_where_something_is_known() -> None:
     bins = torch.full((6, 2, 2), -1)
-    assert float(depth_loss(torch.zeros(6, 8, 2, 2), [empty_targets(depth_bin=bins)])) == 0.0
+    assert float(cell_loss(torch.zeros(6, 8, 2, 2), bins, unknown=-1)) == 0.0
     bins[0, 0, 0] = 3
-    assert float(depth_loss(torch.zeros(6, 8, 2, 2), [empty_targets(depth_bin=bins)])) == pytest.approx(math.log(8))
+    assert float(cell_loss(torch.zeros(6, 8, 2, 2), bins, unknown=-1)) == pytest.approx(math.log(8))
 
 
 def test_balance_takes_weight_from_the_task_that_pulls_harder() -> None:

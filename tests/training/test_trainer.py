@@ -39,8 +39,18 @@ def random_sample(config: Config, seed: int, starts_scene: bool, empty: bool = F
         random.uniform(-10, 10, (count, 3)).astype(np.float32), np.ones((count, 3), np.float32), np.zeros(count, np.float32),
         np.full((count, 2), np.nan, np.float32), random.integers(0, 10, count),
     )  # fmt: skip
-    lines = MapLines([] if empty else [np.float32([[-9, 1], [9, 2]]), np.float32([[0, 0], [3, 0], [3, 3], [0, 0]])], np.arange(0 if empty else 2), np.array([] if empty else [False, True], dtype=bool))
-    labels = Labels(boxes, lines, random.integers(0, 18, (200, 200, 16)).astype(np.uint8), random.uniform(-15, 15, (500, 3)).astype(np.float32))
+    lines = MapLines(
+        [] if empty else [np.float32([[-9, 1], [9, 2]]), np.float32([[0, 0], [3, 0], [3, 3], [0, 0]])],
+        np.arange(0 if empty else 2),
+        np.array([] if empty else [False, True], dtype=bool),
+    )
+    labels = Labels(
+        boxes,
+        lines,
+        random.integers(0, 18, (200, 200, 16)).astype(np.uint8),
+        random.uniform(-15, 15, (500, 3)).astype(np.float32),
+        np.zeros(500, np.uint8),
+    )
     rig = example_rig(config.model)
     maps = point_maps(rig, config.model.image_size, config.model.view)
     images = random.integers(0, 256, (6, *config.model.image_size, 3)).astype(np.uint8)

@@ -1,7 +1,9 @@
 """Parts that the two sparse heads share: sampling of image and BEV features, attention between instances, feed-forward network.
 
-Shapes: B samples, N instances, P points an instance, C channels, G channel groups, six cameras. All indexing is static and masks are arithmetic, so that the exported graph has
-fixed shapes and no scatter, NonZero or boolean indexing. Ranges are bounded on purpose: points enter the projection divided by `POINT_SCALE_M`, the reciprocal is of a clamped
+Shapes: B samples, N instances, P points an instance, C channels, G channel groups, six cameras. All indexing is static and masks are arithmetic, so
+that the exported graph has
+fixed shapes and no scatter, NonZero or boolean indexing. Ranges are bounded on purpose: points enter the projection divided by `POINT_SCALE_M`, the
+reciprocal is of a clamped
 depth, and sampling positions are clamped to [-2, 2], so that an int16 (projection) and int8 (features) grid covers them.
 """
 

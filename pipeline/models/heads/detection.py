@@ -1,7 +1,10 @@
-"""Sparse detection head, after Sparse4D v2 (Lin et al., arXiv 2305.14018): anchors sample features at key points, talk to each other, and are refined layer by layer.
+"""Sparse detection head, after Sparse4D v2 (Lin et al., arXiv 2305.14018): anchors sample features at key points, talk to each other, and are
+refined layer by layer.
 
-A box state is 11 numbers: x, y, z (m), log width, log length, log height, sin yaw, cos yaw, vx, vy (m/s) and vz (m/s), all in the BEV frame. The head takes the state of all N
-instances (anchors and features) as inputs and returns the refined one; what becomes of it before the next frame is the host's business (`instance_bank`).
+A box state is 11 numbers: x, y, z (m), log width, log length, log height, sin yaw, cos yaw, vx, vy (m/s) and vz (m/s), all in the BEV frame. The
+head takes the state of all N
+instances (anchors and features) as inputs and returns the refined one; what becomes of it before the next frame is the host's business
+(`instance_bank`).
 """
 
 from __future__ import annotations
@@ -17,6 +20,8 @@ BOX_STATE = 11
 # Brings each number of the state to about one: tens of metres, decades of size, metres per second.
 STATE_SCALE = (1 / 32, 1 / 32, 0.25, 0.5, 0.5, 0.5, 1.0, 1.0, 0.1, 0.1, 0.1)
 SMALLEST_REACH_M = 1.0
+# Unit of a correction: metres for the position. Anchors are several metres apart, and a layer's outputs start near one.
+POSITION_STEP_M = 4.0
 
 
 class BoxEncoder(nn.Module):
@@ -113,15 +118,14 @@ class Refinement(nn.Module):
         super().__init__()
         self.box = FeedForward(channels, BOX_STATE - 3, hidden=2 * channels)
         self.velocity = FeedForward(channels, 3, hidden=channels) if velocity else None
-        for branch in (self.box, self.velocity):
-            if branch is not None:
-                nn.init.zeros_(branch[-1].weight)
-                nn.init.zeros_(branch[-1].bias)
+        for name, parameter in self.named_parameters():
+            if name.endswith(("2.weight", "2.bias")):  # the last linear layer of each branch: the first correction is none
+                nn.init.zeros_(parameter)
 
     def forward(self, instance: Tensor, boxes: Tensor) -> Tensor:
         """(B, N, C), (B, N, 11) -> (B, N, 11)."""
-        change = self.box(instance)
-        state = boxes[..., : BOX_STATE - 3] + change
+        shift, change = self.box(instance).split((2, BOX_STATE - 5), dim=-1)
+        state = boxes[..., : BOX_STATE - 3] + torch.cat([shift * POSITION_STEP_M, change], dim=-1)
         velocity = boxes[..., BOX_STATE - 3 :]
         if self.velocity is not None:
             velocity = velocity + self.velocity(instance)
@@ -136,9 +140,7 @@ class DetectionHead(nn.Module):
         self.encode = BoxEncoder(config.neck.channels)
         self.layers = nn.ModuleList(DetectionLayer(config) for _ in range(config.detection.layers))
 
-    def forward(
-        self, anchors: Tensor, features: Tensor, feature: Tensor, bev: Tensor, ego2img: Tensor
-    ) -> tuple[list[Tensor], list[Tensor], Tensor]:
+    def forward(self, anchors: Tensor, features: Tensor, feature: Tensor, bev: Tensor, ego2img: Tensor) -> tuple[list[Tensor], list[Tensor], Tensor]:
         """Refine the instances.
 
         Args:
@@ -154,7 +156,8 @@ class DetectionHead(nn.Module):
         logits, boxes = [], [anchors]
         instance = features
         for layer in self.layers:
-            # Each layer learns its own correction; gradients through the previous layer's boxes would make a chain of them unstable (Sparse4D, deformable DETR).
+            # Each layer learns its own correction; gradients through the previous layer's boxes would make a chain of them unstable (Sparse4D,
+            # deformable DETR).
             reference = boxes[-1].detach()
             instance, scores, refined = layer(instance, reference, self.encode(reference), feature, bev, ego2img)
             logits.append(scores)

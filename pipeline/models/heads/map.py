@@ -1,8 +1,9 @@
 """Sparse map head: polyline anchors that feel along themselves for the line and pull their spline onto it.
 
-The queries and outputs follow MapTR (Liao et al., ICLR 2023); an element is a class and 20 numbers: six control points x, y, z (m, BEV frame) of a clamped B-spline and two
-attributes, the logit of "closed" and the logit of the localisation quality. Each of the points along the curve samples the features where it stands and proposes its own shift; a
-constant least-squares matrix turns the shifts of the points into shifts of the control points, so that what is learned is local and the same everywhere.
+The queries and outputs follow MapTR (Liao et al., ICLR 2023); an element is a class and 20 numbers: six control points x, y, z (m, BEV frame) of a
+clamped B-spline and two attributes, the logit of "closed" and the logit of the localisation quality. Each of the points along the curve samples the
+features where it stands and proposes its own shift; a constant least-squares matrix turns the shifts of the points into shifts of the control
+points, so that what is learned is local and the same everywhere.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from pipeline.taxonomy import MAP_CLASSES
 
 CONTROL_NUMBERS = bspline.CONTROL_POINTS * 3
 ATTRIBUTES = 2
-MAP_STATE = CONTROL_NUMBERS + ATTRIBUTES
+# Unit of a point's shift, m.
+STEP_M = 4.0
 
 
 class MapLayer(nn.Module):
@@ -35,8 +37,11 @@ class MapLayer(nn.Module):
         self.attention = InstanceAttention(channels)
         self.norm_attention = nn.LayerNorm(channels)
         self.sampler = FeatureSampler(config, head.sample_bev)
-        self.point_cameras = nn.Linear(channels, channels)
+        self.point_cameras = nn.Linear(channels, channels) if head.sample_cameras else None
         self.point_bev = nn.Linear(config.view.channels, channels) if head.sample_bev else None
+        # Where a point is along its line and in the world: the ends must be able to move differently from the middle.
+        self.point_place = FeedForward(3, channels)
+        self.point_index = nn.Parameter(torch.zeros(points, channels))
         self.norm_point = nn.LayerNorm(channels)
         self.aggregate = WeightedAggregation(channels, points, 1)
         self.merge = nn.Linear(channels, channels)
@@ -62,11 +67,13 @@ class MapLayer(nn.Module):
         instance = self.norm_sample(instance + self.merge(found))
         instance = self.norm_out(instance + self.feed_forward(instance))
         pull = torch.relu(self.pull_point(point) + self.pull_instance(instance + embedding).unsqueeze(2))
-        control_m = control_m + self.fit @ self.pull_out(pull)
+        control_m = control_m + self.fit @ (self.pull_out(pull) * STEP_M)
         return instance, self.classify(instance), control_m, self.attributes(instance)
 
     def _sample(self, points_m: Tensor, feature: Tensor, bev: Tensor, ego2img: Tensor) -> Tensor:
-        point = self.point_cameras(self.sampler.cameras(points_m, feature, ego2img).permute(0, 2, 3, 1))
+        point = self.point_place(points_m * (2 / POINT_SCALE_M)) + self.point_index
+        if self.point_cameras is not None:
+            point = point + self.point_cameras(self.sampler.cameras(points_m, feature, ego2img).permute(0, 2, 3, 1))
         if self.point_bev is not None:
             point = point + self.point_bev(self.sampler.bird_eye(points_m, bev).permute(0, 2, 3, 1))
         return self.norm_point(point)

@@ -1,7 +1,11 @@
-"""Occupancy head: channel to height, after FlashOcc (Yu et al., arXiv 2311.12058). The third dimension is a dimension of channels, so that all convolutions stay two-dimensional.
+"""Occupancy head: channel to height, after FlashOcc (Yu et al., arXiv 2311.12058). The third dimension is a dimension of channels, so that all
+convolutions stay two-dimensional.
 
-Each level is the BEV feature resampled to the level's cells by a constant GridSample, and two pointwise convolutions to height x class channels. Channels last is the
-layout of the chip and of the training, so reading the channels as (height, class) moves nothing. All levels are written one after the other into one tensor.
+Each level is the BEV feature resampled to the level's cells by a constant GridSample (unless they are the BEV cells), and two pointwise
+convolutions to height x class channels.
+Channels last is the
+layout of the chip and of the training, so reading the channels as (height, class) moves nothing. All levels are written one after the other into
+one tensor.
 """
 
 from __future__ import annotations
@@ -37,6 +41,8 @@ class OccupancyLevelHead(nn.Module):
         super().__init__()
         channels = config.occupancy.channels
         self.register_buffer("grid", level_grid(level, config.view), persistent=False)
+        same_range = (level.x_range_m, level.y_range_m) == (config.view.x_range_m, config.view.y_range_m)
+        self.is_bev_grid = same_range and level.cells[1::-1] == config.view.cells
         self.hidden = ConvNormAct(config.view.channels, channels, kernel=1)
         self.logits = nn.Conv2d(channels, len(OCCUPANCY_CLASSES) * level.cells[2], 1)
 
@@ -44,7 +50,7 @@ class OccupancyLevelHead(nn.Module):
         """(B, C, Y, X) -> logits (B, y * x * z, 18)."""
         batch = len(bev)
         grid = self.grid if batch == 1 else self.grid.expand(batch, -1, -1, -1)
-        resampled = functional.grid_sample(bev, grid, align_corners=False)
+        resampled = bev if self.is_bev_grid else functional.grid_sample(bev, grid, align_corners=False)
         return self.logits(self.hidden(resampled)).permute(0, 2, 3, 1).reshape(batch, -1, len(OCCUPANCY_CLASSES))
 
 
