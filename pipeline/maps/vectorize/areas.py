@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import shapely
+from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import breadth_first_order, connected_components
 
@@ -20,6 +21,7 @@ from pipeline.maps.vectorize.thinning import MaskArray, remove_noise
 
 # Directions of an edge, counter-clockwise as seen with y up: east, north, west, south. The step in (row, column) of each.
 _STEP = np.array([[0, 1], [-1, 0], [0, -1], [1, 0]])
+POLYGON = shapely.GeometryType.POLYGON.value
 
 
 @dataclass(frozen=True)
@@ -70,8 +72,16 @@ def areas_of(edges: PixelEdges, config: VectorizeConfig) -> list[shapely.Polygon
         if shell >= 0:
             inside[shell].append(hole)
     polygons = np.array([shapely.Polygon(shell, own) for shell, own in zip(shells, inside, strict=True)], dtype=object)
-    simple = shapely.simplify(polygons, config.tolerance_px, preserve_topology=True)
-    return [polygon for polygon in simple if polygon.area >= config.min_area_px]
+    return [polygon for polygon in _simplified(polygons, config.tolerance_px) if polygon.area >= config.min_area_px]
+
+
+def _simplified(polygons: NDArray[np.object_], tolerance_px: float) -> NDArray[np.object_]:
+    """Douglas-Peucker; where it would change a polygon's holes or cut it apart, the slower variant that keeps its topology."""
+    simple = shapely.simplify(polygons, tolerance_px, preserve_topology=False)
+    kept = (shapely.get_type_id(simple) == POLYGON) & (shapely.get_num_interior_rings(simple) == shapely.get_num_interior_rings(polygons))
+    kept &= shapely.is_valid(simple)
+    simple[~kept] = shapely.simplify(polygons[~kept], tolerance_px, preserve_topology=True)
+    return simple
 
 
 def edge_rings(edges: PixelEdges) -> list[FloatArray]:

@@ -168,7 +168,10 @@ def move_ends(network: Network, lookup: Lookup) -> Network:
     fit = fit_ends(network, path, side, skip_px=radius + 1.0, window_px=np.maximum(12.0, 3.0 * radius))
     old = ((network.node_xy[node] - fit.base) * fit.direction).sum(axis=1)
     tip, at_border = _cast(fit, lookup, longest_px=float((old + 2.0 * radius).max()) + 3.0)
-    cap = np.where(at_border, 0.0, _cap_share(fit, tip, radius - 0.5, lookup) * (radius - 0.5))
+    half_width = radius - 0.5
+    cap = np.where(at_border, 0.0, 0.5 * half_width)
+    wide = np.flatnonzero(~at_border & (half_width >= THINNEST_CAP_PX))
+    cap[wide] = _is_round(fit, wide, tip[wide], half_width[wide], lookup) * half_width[wide]
     reached = tip - cap
     # Else the line bends away, or is too thin to be cast along: the old end is the better one.
     straight = at_border | (tip >= old - np.maximum(radius - 2.0, 0.0))
@@ -189,15 +192,16 @@ def _cast(fit: EndFit, lookup: Lookup, longest_px: float) -> tuple[FloatArray, N
     return steps[first] - 0.25, seen[np.arange(len(first)), first] == -1
 
 
-def _cap_share(fit: EndFit, tip: FloatArray, half_width: FloatArray, lookup: Lookup) -> FloatArray:
-    """Part of the half width that the cap reaches beyond the line's end: 0 flat, 1 round, 0.5 where the line is too thin to tell."""
+def _is_round(fit: EndFit, ends: IntArray, tip: FloatArray, half_width: FloatArray, lookup: Lookup) -> NDArray[np.bool_]:
+    """Whether the last half width before the tip of some `ends` is filled like a round cap rather than a flat one."""
     along, across = np.meshgrid(np.linspace(0.05, 0.95, 7), np.linspace(-0.95, 0.95, 9))
-    normal = np.stack([-fit.direction[:, 1], fit.direction[:, 0]], axis=1)
+    direction = fit.direction[ends]
+    normal = np.stack([-direction[:, 1], direction[:, 0]], axis=1)
     forward = tip[:, None] - along.ravel() * half_width[:, None]
     sideways = across.ravel() * half_width[:, None]
-    at = fit.base[:, None] + forward[..., None] * fit.direction[:, None] + sideways[..., None] * normal[:, None]
-    filled = (lookup(at.reshape(-1, 2)) == 1).reshape(len(tip), -1).mean(axis=1)
-    return np.where(half_width < THINNEST_CAP_PX, 0.5, (filled < ROUND_CAP_FILL).astype(np.float64))
+    at = fit.base[ends, None] + forward[..., None] * direction[:, None] + sideways[..., None] * normal[:, None]
+    filled: FloatArray = (lookup(at.reshape(-1, 2)) == 1).reshape(len(ends), along.size).mean(axis=1)
+    return filled < ROUND_CAP_FILL
 
 
 def bridge_gaps(network: Network, lookup: Lookup, max_gap_px: float) -> Network:

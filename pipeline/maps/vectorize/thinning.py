@@ -62,7 +62,6 @@ def thin(mask: MaskArray) -> MaskArray:
     row_bytes = np.packbits(mask, axis=1, bitorder="little")
     words.view(np.uint8)[1:-1, 8 : 8 + row_bytes.shape[1]] = row_bytes
     flat, stride = words.ravel(), words.shape[1]
-    around = np.array([row * stride + column for row in (-1, 0, 1) for column in (-1, 0, 1)])
     candidates = recent = np.flatnonzero(flat)  # every word is looked at once by each of the two sub-iterations
     second, idle = False, 0
     while idle < 2:
@@ -71,11 +70,23 @@ def thin(mask: MaskArray) -> MaskArray:
         changed = candidates[hit]
         flat[changed] ^= deleted[hit]
         idle = 0 if len(changed) else idle + 1
-        near_change = np.zeros(len(flat), dtype=bool)
-        near_change[(np.concatenate([changed, recent])[:, None] + around).ravel()] = True
+        near_change = _with_neighbours(np.concatenate([changed, recent]), words.shape).ravel()
         candidates, recent, second = np.flatnonzero(near_change & (flat != 0)), changed, not second
     skeleton_bytes = words.view(np.uint8)[1:-1, 8 : 8 + row_bytes.shape[1]]
     return np.unpackbits(skeleton_bytes, axis=1, count=width, bitorder="little")
+
+
+def _with_neighbours(at: NDArray[np.int64], shape: tuple[int, ...]) -> NDArray[np.bool_]:
+    """Which words of a grid are at or next to the given places."""
+    marked = np.zeros(shape, dtype=bool)
+    marked.ravel()[at] = True
+    beside = marked.copy()
+    beside[:, 1:] |= marked[:, :-1]
+    beside[:, :-1] |= marked[:, 1:]
+    around = beside.copy()
+    around[1:] |= beside[:-1]
+    around[:-1] |= beside[1:]
+    return around
 
 
 def _deletable(flat: WordArray, at: NDArray[np.int64], stride: int, second: bool) -> WordArray:
