@@ -45,11 +45,15 @@ IntArray = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class IndexTables:
-    """The index in memory; docs/architecture.md lists the columns. `sweeps` holds the frames between key frames, without matrices."""
+    """The index in memory; docs/architecture.md lists the columns.
+
+    `sweeps` holds the frames between key frames in compact form: quaternion and position of the ego pose, and a token of `calibrations`.
+    """
 
     samples: pa.Table
     frames: pa.Table
     sweeps: pa.Table
+    calibrations: pa.Table
     boxes: pa.Table
     instances: pa.Table
 
@@ -81,7 +85,8 @@ def build_index(tables: Tables, splits: Mapping[str, Sequence[str]]) -> IndexTab
     ego2global = _sample_poses(frames, frame_sample, order)
     boxes, box_sample = _boxes(tables, order, ego2global)
     samples = _samples(tables, order, splits, ego2global, frame_sample, box_sample)
-    return IndexTables(samples, frames, _sweeps(tables, sweep_rows), boxes, _instances(tables, order, box_sample, boxes))
+    sweeps = _sweeps(tables, sweep_rows)
+    return IndexTables(samples, frames, sweeps, _calibrations(tables), boxes, _instances(tables, order, box_sample, boxes))
 
 
 def with_verdicts(index: IndexTables, drop_reasons: Mapping[str, str], bad_frames: Mapping[str, str]) -> IndexTables:
@@ -156,7 +161,8 @@ def _alphabetic_rank(names: pa.ChunkedArray) -> IntArray:
 
 def _frames(tables: Tables, rows: IntArray, sample: IntArray) -> pa.Table:
     """Key frames with matrices; `sample` only fixes their order here, tokens are taken from the table."""
-    data = tables.sample_data.take(pa.array(rows))
+    columns = ["token", "sample_token", "calibrated_sensor_token", "timestamp", "filename", "width", "height"]
+    data = tables.sample_data.select(columns).take(pa.array(rows))
     _check_file_names(tables, data)
     calibration_row = positions(data["calibrated_sensor_token"], tables.calibrated_sensor)
     sensor_row = reference(tables, "calibrated_sensor", "sensor_token", "sensor")[calibration_row]
@@ -165,7 +171,7 @@ def _frames(tables: Tables, rows: IntArray, sample: IntArray) -> pa.Table:
     return pa.table(
         {
             "token": data["token"],
-            "sample_token": data["sample_token"],
+            "sample_token": data["sample_token"].cast(pa.string()),
             "channel": _take(tables.sensor["channel"], sensor_row),
             "modality": _take(tables.sensor["modality"], sensor_row),
             "timestamp_us": timestamps_us(data["timestamp"]),
@@ -211,12 +217,14 @@ def _check_file_names(tables: Tables, data: pa.Table) -> None:
 
 
 def _sweeps(tables: Tables, rows: IntArray) -> pa.Table:
-    """Frames between key frames: enough to find the file, the calibration and the pose again."""
-    data = tables.sample_data.take(pa.array(rows))
+    """Frames between key frames; their order is by scene, channel and time."""
+    columns = ["token", "sample_token", "calibrated_sensor_token", "ego_pose_token", "timestamp", "filename"]
+    data = tables.sample_data.select(columns).take(pa.array(rows))
     _check_file_names(tables, data)
-    sensor_row = reference(tables, "calibrated_sensor", "sensor_token", "sensor")[
-        positions(data["calibrated_sensor_token"], tables.calibrated_sensor)
-    ]
+    calibration_row = positions(data["calibrated_sensor_token"], tables.calibrated_sensor)
+    sensor_row = reference(tables, "calibrated_sensor", "sensor_token", "sensor")[calibration_row]
+    pose_row = positions(data["ego_pose_token"], tables.ego_pose)
+    path = tables.folder / "ego_pose.json"
     return pa.table(
         {
             "token": data["token"],
@@ -225,9 +233,17 @@ def _sweeps(tables: Tables, rows: IntArray) -> pa.Table:
             "timestamp_us": timestamps_us(data["timestamp"]),
             "filename": data["filename"],
             "calibrated_sensor_token": data["calibrated_sensor_token"],
-            "ego_pose_token": data["ego_pose_token"],
+            "ego_quaternion": _fixed(vectors(path, tables.ego_pose, "rotation", 4)[pose_row]),
+            "ego_position_m": _fixed(vectors(path, tables.ego_pose, "translation", 3)[pose_row]),
         }
     )
+
+
+def _calibrations(tables: Tables) -> pa.Table:
+    intrinsics, sensor2ego = calibration_matrices(tables)
+    channel = _take(tables.sensor["channel"], reference(tables, "calibrated_sensor", "sensor_token", "sensor"))
+    token = tables.calibrated_sensor["token"]
+    return pa.table({"token": token, "channel": channel, "intrinsics": _fixed(intrinsics), "sensor2ego": _fixed(sensor2ego)})
 
 
 def _sample_poses(frames: pa.Table, frame_sample: IntArray, order: _Order) -> FloatArray:
@@ -294,7 +310,9 @@ def _boxes(tables: Tables, order: _Order, ego2global: FloatArray) -> tuple[pa.Ta
     global2ego = invert(ego2global)[sample[rows]]
     table = pa.table(
         {
-            **{name: _take(annotation[name], rows) for name in ("token", "sample_token", "instance_token")},
+            "token": _take(annotation["token"], rows),
+            "sample_token": _take(annotation["sample_token"], rows).cast(pa.string()),
+            "instance_token": _take(annotation["instance_token"], rows).cast(pa.string()),
             "category": _take(tables.category["name"], category[rows]),
             "class_id": category_class_ids(tables)[category[rows]],
             "global_center": _fixed(center),
@@ -359,8 +377,9 @@ def category_class_ids(tables: Tables) -> IntArray:
 
 def _visibility(annotation: pa.Table) -> IntArray:
     """Visibility bin 1..4, 0 where unknown; nuScenes tokens are the digits themselves."""
-    known = pc.index_in(annotation["visibility_token"], value_set=pa.array(["", "1", "2", "3", "4"]))
-    return np.asarray(pc.fill_null(known, 0), dtype=np.int64)
+    tokens = annotation["visibility_token"].combine_chunks()
+    known = pc.index_in(tokens.dictionary, value_set=pa.array(["", "1", "2", "3", "4"]))
+    return np.asarray(pc.fill_null(known, 0), dtype=np.int64)[tokens.indices.to_numpy()]
 
 
 def _attributes(tables: Tables) -> pa.Array:

@@ -25,7 +25,7 @@ from pipeline.errors import DataError, file_error
 from pipeline.io import atomic_dir, read_json
 from pipeline.taxonomy import LIDAR
 
-_ROW_GROUP = {"samples": 1 << 20, "frames": 1 << 13, "sweeps": 1 << 18, "boxes": 1 << 14, "instances": 1 << 20}
+_ROW_GROUP = {"samples": 1 << 20, "frames": 1 << 13, "sweeps": 1 << 18, "calibrations": 1 << 20, "boxes": 1 << 14, "instances": 1 << 20}
 _HELD_ROW_GROUPS = 8
 
 
@@ -94,7 +94,7 @@ class Index:
         return scenes
 
     def table(self, name: str, columns: list[str] | None = None) -> pa.Table:
-        """A whole table: samples, frames, sweeps, boxes or instances."""
+        """A whole table: samples, frames, sweeps, calibrations, boxes or instances."""
         return _read(self.directory / f"{name}.parquet", columns)
 
     def sample(self, token: str) -> SampleRecord:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,7 +48,7 @@ SCHEMAS: dict[str, dict[str, pa.DataType]] = {
     "sample": {"token": _TEXT, "timestamp": _NUMBER, "prev": _TEXT, "next": _TEXT, "scene_token": _TEXT},
     "sample_data": {
         "token": _TEXT, "sample_token": _TEXT, "ego_pose_token": _TEXT, "calibrated_sensor_token": _TEXT, "timestamp": _NUMBER,
-        "is_key_frame": _FLAG, "height": _INT, "width": _INT, "filename": _TEXT, "prev": _TEXT, "next": _TEXT,
+        "is_key_frame": _FLAG, "height": _INT, "width": _INT, "filename": _TEXT,
     },
     "sample_annotation": {
         "token": _TEXT, "sample_token": _TEXT, "instance_token": _TEXT, "visibility_token": _TEXT, "attribute_tokens": pa.list_(_TEXT),
@@ -58,6 +58,10 @@ SCHEMAS: dict[str, dict[str, pa.DataType]] = {
     "map": {"token": _TEXT, "filename": _TEXT, "category": _TEXT},
 }  # fmt: skip
 TABLE_NAMES = tuple(SCHEMAS)
+# prev and next of the sensor frames are a quarter of the largest table and only validation looks at them: `read_frame_links` reads them apart.
+_FRAME_LINKS: dict[str, pa.DataType] = {"token": _TEXT, "prev": _TEXT, "next": _TEXT}
+# Token columns with many rows a token are held as dictionaries: less memory, and each token is looked up once.
+_REPEATED = {"sample_data": ("sample_token", "calibrated_sensor_token"), "sample_annotation": ("sample_token", "instance_token", "visibility_token")}
 # Fields that may be null: image sizes of sensors that are not cameras.
 _NULLABLE = {("sample_data", "height"), ("sample_data", "width")}
 # Fields that the devkit reads although some nuScenes-format sets leave them out: a neutral value stands in.
@@ -82,7 +86,7 @@ REFERENCES: tuple[tuple[str, str, str], ...] = (
     ("sample_annotation", "sample_token", "sample"),
     ("sample_annotation", "instance_token", "instance"),
 )
-_BLOCK_BYTES = 16 << 20
+_BLOCK_BYTES = 8 << 20
 _PARSERS = 2
 _BETWEEN_RECORDS = re.compile(rb"\}\s*,\s*\{")
 
@@ -129,13 +133,45 @@ def read_tables(dataroot: Path, version: str) -> Tables:
 
 def read_table(folder: Path, name: str) -> pa.Table:
     """One table with the columns of `SCHEMAS[name]`, in file order. Raises `DataError` as `read_tables` does."""
+    return _read(folder, name, SCHEMAS[name])
+
+
+def read_frame_links(folder: Path) -> pa.Table:
+    """token, prev and next of sample_data, in file order. Raises `DataError` as `read_tables` does."""
+    return _read(folder, "sample_data", _FRAME_LINKS)
+
+
+def _read(folder: Path, name: str, fields: dict[str, pa.DataType]) -> pa.Table:
     path = folder / f"{name}.json"
-    schema = pa.schema(list(SCHEMAS[name].items()))
+    schema = pa.schema(list(fields.items()))
+    repeated = [field for field in _REPEATED.get(name, ()) if field in fields]
     try:
-        table = pa.concat_tables([schema.empty_table(), *_parse_all(_blocks(path), schema)])
+        parts = [_compact(part, repeated) for part in (schema.empty_table(), *_parse_all(_blocks(path), schema))]
     except (pa.ArrowInvalid, _NotAnArrayError):
-        table = _read_whole(path, schema)
-    return _checked(path, name, table.combine_chunks())
+        parts = [_compact(_read_whole(path, schema), repeated)]
+    table = _checked(path, name, _contiguous(parts))
+    # What parsing held goes back to the system now: the tables that follow need it.
+    pa.default_memory_pool().release_unused()
+    return table
+
+
+def _compact(part: pa.Table, repeated: Sequence[str]) -> pa.Table:
+    for field in repeated:
+        part = part.set_column(part.schema.get_field_index(field), field, part[field].dictionary_encode())
+    return part
+
+
+def _contiguous(parts: list[pa.Table]) -> pa.Table:
+    """The parts as one table with one chunk a column; `parts` is emptied. Columns are joined one by one, so the table never exists twice."""
+    names, columns = parts[0].column_names, [part.columns for part in parts]
+    parts.clear()
+    joined = []
+    for number in range(len(names)):
+        chunks = [chunk for part in columns for chunk in part[number].chunks]
+        joined.append(pa.chunked_array(chunks, type=columns[0][number].type).unify_dictionaries().combine_chunks())
+        for part in columns:
+            part[number] = None
+    return pa.table(joined, names=names)
 
 
 def vectors(path: Path, table: pa.Table, field: str, length: int) -> FloatArray:
@@ -154,6 +190,9 @@ def vectors(path: Path, table: pa.Table, field: str, length: int) -> FloatArray:
 
 def positions(keys: pa.ChunkedArray | pa.Array, table: pa.Table) -> NDArray[np.int64]:
     """Row of each key in `table['token']`, -1 where unknown."""
+    if pa.types.is_dictionary(keys.type):
+        keys = keys.combine_chunks() if isinstance(keys, pa.ChunkedArray) else keys
+        return positions(keys.dictionary, table)[keys.indices.to_numpy()]
     found = pc.index_in(keys, value_set=table["token"])
     return np.asarray(pc.fill_null(found, -1), dtype=np.int64)
 
@@ -185,20 +224,21 @@ class _NotAnArrayError(Exception):
 def _blocks(path: Path) -> Iterator[bytes]:
     """The records of a JSON array in blocks of bytes `{...}, {...}`, each cut between two records."""
     with path.open("rb") as stream:
-        rest = stream.read(_BLOCK_BYTES).lstrip()
-        if not rest.startswith(b"["):
+        start = stream.read(_BLOCK_BYTES).lstrip()
+        if not start.startswith(b"["):
             raise _NotAnArrayError
-        rest = rest[1:]
-        while block := stream.read(_BLOCK_BYTES):
-            rest += block
-            cut = _last_cut(rest)
+        rest, block = b"", start[1:]
+        while following := stream.read(_BLOCK_BYTES):
+            cut = _last_cut(block)
             if cut:
-                yield rest[:cut]
-                rest = rest[cut:].lstrip().removeprefix(b",")
-        rest = rest.rstrip()
-        if not rest.endswith(b"]"):
+                yield rest + block[:cut]
+                rest, block = block[cut:].lstrip().removeprefix(b","), following
+            else:
+                block += following
+        last = (rest + block).rstrip()
+        if not last.endswith(b"]"):
             raise _NotAnArrayError
-        yield rest[:-1]
+        yield last[:-1]
 
 
 def _last_cut(block: bytes) -> int:

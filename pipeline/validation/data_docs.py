@@ -42,7 +42,7 @@ def write_data_docs(outcomes: Sequence[Outcome], tables: TidyTables, directory: 
     os.environ["GX_ANALYTICS_ENABLED"] = "false"
     import great_expectations as gx
 
-    context = gx.get_context(mode="ephemeral")
+    context: Any = gx.get_context(mode="ephemeral")
     context.variables.progress_bars = {"globally": False}
     source = context.data_sources.add_pandas("data set")
     failed: dict[str, int] = {}

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from pipeline.dataset.build import matrices, timestamps_us
 from pipeline.dataset.geometry import FloatArray
-from pipeline.dataset.tables import positions
+from pipeline.dataset.tables import positions, read_frame_links
 from pipeline.taxonomy import CAMERAS, LIDAR
 from pipeline.validation.context import Context, IntArray, chain_problems, frame_sample, problems, scene_of_sample, vehicle_of_sample
 
@@ -188,7 +188,8 @@ def measure_sample_data(context: Context) -> pa.Table:
     scene = positions(context.tables.sample["scene_token"], context.tables.scene)[sample]
     channel = positions(data["calibrated_sensor_token"], context.tables.calibrated_sensor)
     owner = scene * context.tables.calibrated_sensor.num_rows + channel
-    return pa.table({"token": data["token"], "chain_problem": chain_problems(data, owner, timestamps_us(data["timestamp"]))})
+    links = read_frame_links(context.tables.folder)
+    return pa.table({"token": data["token"], "chain_problem": chain_problems(links, owner, timestamps_us(data["timestamp"]))})
 
 
 def statistics(context: Context, frames: pa.Table, samples: pa.Table) -> dict[str, Any]:

@@ -21,7 +21,7 @@ def write(tables: IndexTables, directory: Path) -> Index:
 
 def test_samples_are_the_same_whatever_the_row_groups(real_minival: IndexTables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = write(real_minival, tmp_path / "a" / "data" / "index")
-    monkeypatch.setattr("pipeline.dataset.index._ROW_GROUP", dict.fromkeys(("samples", "frames", "sweeps", "boxes", "instances"), 7))
+    monkeypatch.setattr("pipeline.dataset.index._ROW_GROUP", dict.fromkeys(("samples", "frames", "sweeps", "calibrations", "boxes", "instances"), 7))
     split = write(real_minival, tmp_path / "b" / "data" / "index")
     # Backwards, so that row groups are dropped and read again.
     for token in reversed(whole.tokens()):
