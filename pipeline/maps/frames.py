@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 
 import numpy as np
+import shapely
 from numpy.typing import NDArray
 
 from pipeline.errors import DataError
@@ -32,7 +34,7 @@ class PlanarPose:
             raise DataError(f"ego2global: must be a finite 4x4 matrix, got shape {matrix.shape}, values {matrix.ravel().tolist()}")
         return cls(float(matrix[0, 3]), float(matrix[1, 3]), float(np.arctan2(matrix[1, 0], matrix[0, 0])))
 
-    @property
+    @cached_property
     def ego2global_rotation(self) -> FloatArray:
         """(2, 2) rotation that turns ego directions into global ones."""
         cos, sin = np.cos(self.yaw_rad), np.sin(self.yaw_rad)
@@ -59,3 +61,9 @@ class BevRange:
     def corners(self) -> FloatArray:
         """(4, 2) corners, counter-clockwise."""
         return np.array([[self.x_min, self.y_min], [self.x_max, self.y_min], [self.x_max, self.y_max], [self.x_min, self.y_max]])
+
+
+@lru_cache(maxsize=8)
+def range_outline(pose: PlanarPose, bev: BevRange) -> shapely.Polygon:
+    """The range around a pose as a polygon in the global frame; several layers ask for the same one."""
+    return shapely.polygons(pose.to_global(bev.corners()))

@@ -56,7 +56,9 @@ def _reachable(lane: str, following: Mapping[str, list[str]], passable: set[str]
     return reached
 
 
-def edges_between(graph_edges: NDArray[np.int64], present: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Edges (E, 2) whose two lanes are both in `present` (indices, ascending), renumbered to positions in `present`."""
-    inside = np.isin(graph_edges, present).all(axis=1) if len(graph_edges) else np.zeros(0, dtype=bool)
-    return np.searchsorted(present, graph_edges[inside]).reshape(-1, 2)
+def edges_between(graph_edges: NDArray[np.int64], present: NDArray[np.int64], lanes: int) -> NDArray[np.int64]:
+    """Edges (E, 2) whose two lanes are both in `present` (indices below `lanes`), renumbered to positions in `present`."""
+    position = np.full(lanes, -1)
+    position[present] = np.arange(len(present))
+    renumbered: NDArray[np.int64] = position[graph_edges]
+    return renumbered[(renumbered >= 0).all(axis=1)]

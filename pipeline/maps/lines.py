@@ -15,7 +15,7 @@ import numpy as np
 import shapely
 from numpy.typing import NDArray
 
-from pipeline.maps.frames import BevRange, FloatArray, PlanarPose
+from pipeline.maps.frames import BevRange, FloatArray, PlanarPose, range_outline
 
 IntArray = NDArray[np.int64]
 
@@ -61,7 +61,7 @@ class LineSet:
 
     def clip(self, pose: PlanarPose, bev: BevRange) -> list[LinePiece]:
         """Pieces of all lines inside `bev`, in the ego frame of `pose`, ordered by source line and position along it."""
-        near = np.sort(self.tree.query(shapely.polygons(pose.to_global(bev.corners()))))
+        near = np.sort(self.tree.query(range_outline(pose, bev)))
         start, end = pose.to_ego(self.starts_m[near]), pose.to_ego(self.ends_m[near])
         enter, leave = clip_segments(start, end, bev)
         inside = enter < leave
@@ -142,11 +142,17 @@ def drop_repeated_nodes(points_m: FloatArray, tolerance_m: float) -> FloatArray:
 
 def resample(points_m: FloatArray, count: int) -> FloatArray:
     """`count` points (count, 2) at equal arc length along a polyline (P, 2), both ends included."""
-    along = np.concatenate([[0.0], np.cumsum(np.hypot(*np.diff(points_m, axis=0).T))])
-    at = np.linspace(0.0, along[-1], count)
-    return np.stack([np.interp(at, along, points_m[:, 0]), np.interp(at, along, points_m[:, 1])], axis=1)
+    steps = points_m[1:] - points_m[:-1]
+    along = np.zeros(len(points_m))
+    np.cumsum(np.hypot(steps[:, 0], steps[:, 1]), out=along[1:])
+    at = np.arange(count) * (along[-1] / (count - 1))
+    resampled = np.empty((count, 2))
+    resampled[:, 0], resampled[:, 1] = np.interp(at, along, points_m[:, 0]), np.interp(at, along, points_m[:, 1])
+    resampled[-1] = points_m[-1]
+    return resampled
 
 
 def length_m(points_m: FloatArray) -> float:
     """Length of a polyline (P, 2)."""
-    return float(np.hypot(*np.diff(points_m, axis=0).T).sum())
+    steps = points_m[1:] - points_m[:-1]
+    return float(np.hypot(steps[:, 0], steps[:, 1]).sum())

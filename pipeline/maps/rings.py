@@ -7,7 +7,7 @@ import math
 import numpy as np
 import shapely
 
-from pipeline.maps.frames import BevRange, FloatArray, PlanarPose
+from pipeline.maps.frames import BevRange, FloatArray, PlanarPose, range_outline
 from pipeline.maps.lines import drop_repeated_nodes
 
 
@@ -50,9 +50,12 @@ def clip_polygons(polygons: np.ndarray, tree: shapely.STRtree, pose: PlanarPose,
 
     The cut edge follows the border of the range, so a polygon stays closed; one that the range cuts apart gives several rings.
     """
-    patch = shapely.polygons(pose.to_global(bev.corners()))
+    patch = range_outline(pose, bev)
     near = polygons[np.sort(tree.query(patch, predicate="intersects"))]
-    rings, cut = [], []
+    rings: list[FloatArray] = []
+    cut: list[bool] = []
+    if len(near) == 0:
+        return rings, cut
     for polygon, whole in zip(near, shapely.covers(patch, near), strict=True):
         for part in [polygon] if whole else polygon_parts(shapely.intersection(polygon, patch)):
             ring = pose.to_ego(np.asarray(shapely.geometry.polygon.orient(part).exterior.coords)[:, :2])

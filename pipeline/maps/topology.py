@@ -11,7 +11,7 @@ import shapely
 from numpy.typing import NDArray
 
 from pipeline.config import TopologyConfig
-from pipeline.maps.frames import BevRange, FloatArray, PlanarPose
+from pipeline.maps.frames import BevRange, FloatArray, PlanarPose, range_outline
 from pipeline.maps.lanes import edges_between
 from pipeline.maps.lines import LinePiece, length_m, resample
 from pipeline.maps.rings import clip_polygons, to_corners
@@ -121,10 +121,9 @@ def _elements(vector_map: VectorMap, pose: PlanarPose, bev: BevRange, min_length
 
 def _lanes(vector_map: VectorMap, pose: PlanarPose, bev: BevRange, corners: int) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
     """Lanes (R, K, 2) that reach into the range, whole, and edges (E, 2) between them."""
-    patch = shapely.polygons(pose.to_global(bev.corners()))
-    present = np.sort(vector_map.lane_tree.query(patch, predicate="intersects"))
+    present = np.sort(vector_map.lane_tree.query(range_outline(pose, bev), predicate="intersects"))
     lanes = pose.to_ego(_lane_corners(vector_map, corners)[present]).astype(np.float32)
-    return lanes, edges_between(vector_map.lane_edges, present).astype(np.int32)
+    return lanes, edges_between(vector_map.lane_edges, present, len(vector_map.lanes)).astype(np.int32)
 
 
 @lru_cache(maxsize=8)
