@@ -391,7 +391,7 @@ class J6Config(Section):
     chip: str = Field("j6m", description="chip profile: a name in pipeline/j6/chips or a path to a YAML file")
     chip_overrides: dict[str, float | bool] = Field({}, description="numbers of the chip profile to replace, by quantity name")
     optimize_level: Literal["O0", "O2"] = Field("O2", description="O0: one block an operator; O2: fuse epilogues and composites")
-    design_fps: PositiveFloat = Field(10.0, description="frame rate at which DDR bandwidth is reported, frames/s")
+    design_fps: PositiveFloat = Field(25.0, description="frame rate at which DDR bandwidth is reported, frames/s; 25 is the 40 ms beat")
     scenario: str | None = Field(None, description="conditions of p50/p99: path of a scenario YAML; null: the model alone on a nominal chip")
 
 
@@ -423,12 +423,16 @@ class GateConfig(Section):
 
 # --------------------------------------------------------------------------------------------------------------- tracking
 class TrackingConfig(Section):
+    """Names in MLflow."""
+
     experiment: str = Field("bevj6", min_length=1, description="MLflow experiment")
     registered_model: str = Field("bev-multitask", min_length=1, description="registered model; the chip name is appended: bev-multitask-j6m")
 
 
 # -------------------------------------------------------------------------------------------------------------- execution
 class ExecutionConfig(Section):
+    """How work over scenes is spread; never changes a result."""
+
     workers: PositiveInt = Field(2, description="processes for work over scenes")
 
 
