@@ -162,7 +162,7 @@ def _inspect_lidars(root: Path, names: Sequence[str]) -> list[LidarFile]:
 def _inspect_all(context: Context, frames: pa.Table, inspect: Callable[[Path, Sequence[str]], list[File]], description: str) -> list[File]:
     names = frames["filename"].to_pylist()
     chunks = [names[start : start + _CHUNK] for start in range(0, len(names), _CHUNK)]
-    # Starting processes costs seconds: not for a few hundred files.
-    workers = context.workers if len(chunks) > 8 else 1
+    # Starting processes costs seconds: not for a few thousand small files.
+    workers = context.workers if len(chunks) > 64 else 1
     results = map_ordered(partial(inspect, context.dataroot), chunks, workers)
     return [file for chunk in track(results, description, len(chunks)) for file in chunk]

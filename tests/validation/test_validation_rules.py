@@ -14,8 +14,10 @@ from pyquaternion import Quaternion
 
 from pipeline.config import ValidationConfig
 from pipeline.dataset.geometry import quaternion_to_matrix
-from pipeline.taxonomy import CAMERAS
+from pipeline.dataset.occupancy import ORIGIN_M, SHAPE, VOXEL_M, OccupancyLabels
+from pipeline.taxonomy import CAMERAS, OCCUPANCY_FREE
 from pipeline.validation.calibration import NOMINAL_HEADING_DEG, angles_deg
+from pipeline.validation.occupancy import hit_share
 from pipeline.validation.rules import rules
 
 # What the real subset is known for: two lidar files are absent.
@@ -345,6 +347,16 @@ def test_damaged_occupancy_is_found(trainval: DataSet, shared: Path) -> None:
         path.write_bytes(data)
     found = failures(trainval.validate())
     assert found["occupancy_file"] == (bad,)
+
+
+def test_points_beside_occupied_voxels_hit() -> None:
+    """One occupied voxel in a corner: its own cell and the neighbours hit, two cells away and the opposite side of the grid do not."""
+    semantics = np.full(SHAPE, OCCUPANCY_FREE, np.uint8)
+    semantics[0, 0, 0] = 4
+    mask = np.ones(SHAPE, bool)
+    labels = OccupancyLabels(semantics, mask, mask)
+    cells = np.array([[0, 0, 0], [1, 1, 1], [2, 0, 0], [199, 0, 0], [0, 199, 15], [300, 0, 0]])
+    assert hit_share(labels, np.array(ORIGIN_M) + VOXEL_M * (cells + 0.5)) == 2 / 5
 
 
 def test_map_with_a_dangling_token_is_found(trainval_with_maps: DataSet) -> None:
