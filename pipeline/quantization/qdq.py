@@ -205,7 +205,11 @@ class _Writer:
         scales = np.float32(input_scale) * weight_scales(self.model, self.plan, product, choice)
         scales = np.tile(scales, value.size // scales.size)  # grouped ConvTranspose: the groups share the scales
         position = list(node.input).index(bias)
-        return {position: self._add_dequantizer(bias, quantize(value, scales, "int32"), scales, 0, suffix=f"__{product.name}")}
+        axis = 0 if matched is None else len(self.model.shapes[node.output[0]]) - 1
+        # Leading ones change nothing for the Add, but keep onnxruntime 1.32 from fusing it into a Gemm: its optimizer then copies a
+        # DequantizeLinear without the zero point and refuses the model it has made.
+        integers = quantize(value, scales, "int32").reshape((1,) * axis + (-1,))
+        return {position: self._add_dequantizer(bias, integers, scales, axis, suffix=f"__{product.name}")}
 
     def _add_dequantizer(self, constant: str, integers: NDArray, scales: NDArray[np.float32], axis: int | None, suffix: str = "") -> str:
         dtype = str(integers.dtype)
