@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import onnx
+import onnxruntime
 from onnx import ModelProto, numpy_helper
 
 from pipeline.config import QuantizationConfig
@@ -36,6 +37,8 @@ def test_is_valid_onnx_with_the_same_interface(
         onnx.checker.check_model(proto, full_check=True)
         assert [value.name for value in proto.graph.input] == list(model.inputs)
         assert [value.name for value in proto.graph.output] == list(model.outputs)
+        # What a reader does who knows nothing of this project: default session options, all of onnxruntime's optimizations.
+        onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
 
 
 def test_same_bytes_twice(deformable_model: FloatModel, deformable_calibration: Calibration, config: QuantizationConfig) -> None:
