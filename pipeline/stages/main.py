@@ -15,10 +15,11 @@ from pipeline.errors import BevError
 from pipeline.paths import Paths
 
 StageRun = Callable[[Config, Paths], Any]
+STORAGE_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # disk, quota, file size limit
 
 
 def stage_main(name: str, run: StageRun, argv: list[str] | None = None) -> int:
-    """Run one stage in the current directory. Returns 0, or 1 after printing a `BevError` or a full disk to stderr."""
+    """Run one stage in the current directory. Returns 0, or 1 after printing a `BevError` or a full disk's message to stderr."""
     parser = argparse.ArgumentParser(prog=f"python -m pipeline.stages.{name}", description=f"Run the stage '{name}' of dvc.yaml.")
     parser.add_argument("--params", type=Path, default=Path("params.yaml"), help="parameter file (default: params.yaml)")
     options = parser.parse_args(argv)
@@ -29,9 +30,10 @@ def stage_main(name: str, run: StageRun, argv: list[str] | None = None) -> int:
         print(f"{name}: error: {error}", file=sys.stderr)
         return 1
     except OSError as error:
-        if error.errno != errno.ENOSPC:
+        if error.errno not in STORAGE_FULL:
             raise
-        print(f"{name}: error: no space left on the device while writing {error.filename}; earlier outputs are kept", file=sys.stderr)
+        where = f" ({error.filename})" if error.filename else ""
+        print(f"{name}: error: cannot write{where}: {error.strerror}; earlier outputs are kept", file=sys.stderr)
         return 1
     print(f"{name}: {result} in {time.perf_counter() - start:.1f} s", flush=True)
     return 0

@@ -1,4 +1,7 @@
-"""The pipeline on real nuScenes pieces: three key frames of two scenes to train on, one of a third held out; no occupancy labels, two lidar files missing."""
+"""The pipeline on real nuScenes pieces.
+
+Three key frames of two scenes to train on, one of a third held out; no occupancy labels, two lidar files missing.
+"""
 
 from __future__ import annotations
 
