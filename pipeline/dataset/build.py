@@ -81,11 +81,12 @@ def build_index(tables: Tables, splits: Mapping[str, Sequence[str]]) -> IndexTab
     """
     order = _order_samples(tables)
     key_frames, sweep_rows, frame_sample = _split_frames(tables, order)
-    frames = _frames(tables, key_frames, frame_sample)
+    pose_row = reference(tables, "sample_data", "ego_pose_token", "ego_pose")
+    frames = _frames(tables, key_frames, pose_row[key_frames])
     ego2global = _sample_poses(frames, frame_sample, order)
     boxes, box_sample = _boxes(tables, order, ego2global)
     samples = _samples(tables, order, splits, ego2global, frame_sample, box_sample)
-    sweeps = _sweeps(tables, sweep_rows)
+    sweeps = _sweeps(tables, sweep_rows, pose_row[sweep_rows])
     return IndexTables(samples, frames, sweeps, _calibrations(tables), boxes, _instances(tables, order, box_sample, boxes))
 
 
@@ -159,14 +160,13 @@ def _alphabetic_rank(names: pa.ChunkedArray) -> IntArray:
     return np.unique(np.array(names.to_pylist(), dtype=str), return_inverse=True)[1].reshape(-1).astype(np.int64)
 
 
-def _frames(tables: Tables, rows: IntArray, sample: IntArray) -> pa.Table:
-    """Key frames with matrices; `sample` only fixes their order here, tokens are taken from the table."""
+def _frames(tables: Tables, rows: IntArray, pose_row: IntArray) -> pa.Table:
+    """Key frames with matrices, in the order of `rows` of sample_data; `pose_row` is the ego_pose row of each."""
     columns = ["token", "sample_token", "calibrated_sensor_token", "timestamp", "filename", "width", "height"]
     data = tables.sample_data.select(columns).take(pa.array(rows))
     _check_file_names(tables, data)
     calibration_row = positions(data["calibrated_sensor_token"], tables.calibrated_sensor)
     sensor_row = reference(tables, "calibrated_sensor", "sensor_token", "sensor")[calibration_row]
-    pose_row = reference(tables, "sample_data", "ego_pose_token", "ego_pose")[rows]
     intrinsics, sensor2ego = calibration_matrices(tables)
     return pa.table(
         {
@@ -216,14 +216,13 @@ def _check_file_names(tables: Tables, data: pa.Table) -> None:
         raise file_error(tables.folder / "sample_data.json", f"filename {name!r} of record {token!r} leaves the data set")
 
 
-def _sweeps(tables: Tables, rows: IntArray) -> pa.Table:
+def _sweeps(tables: Tables, rows: IntArray, pose_row: IntArray) -> pa.Table:
     """Frames between key frames; their order is by scene, channel and time."""
-    columns = ["token", "sample_token", "calibrated_sensor_token", "ego_pose_token", "timestamp", "filename"]
+    columns = ["token", "sample_token", "calibrated_sensor_token", "timestamp", "filename"]
     data = tables.sample_data.select(columns).take(pa.array(rows))
     _check_file_names(tables, data)
     calibration_row = positions(data["calibrated_sensor_token"], tables.calibrated_sensor)
     sensor_row = reference(tables, "calibrated_sensor", "sensor_token", "sensor")[calibration_row]
-    pose_row = positions(data["ego_pose_token"], tables.ego_pose)
     path = tables.folder / "ego_pose.json"
     return pa.table(
         {
