@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import shapely
-from small_maps import SmallMap, rectangle, street
 
 from pipeline.errors import DataError
 from pipeline.maps.expansion import load_expansion
 from pipeline.maps.frames import BevRange, PlanarPose
 from pipeline.maps.rings import clip_polygons
+from tests.maps.small_maps import SmallMap, rectangle, street
 
 BEV = BevRange(-30.0, 30.0, -15.0, 15.0)
 LOCATIONS = ("boston-seaport", "singapore-hollandvillage", "singapore-onenorth", "singapore-queenstown")

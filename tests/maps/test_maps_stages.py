@@ -9,7 +9,6 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
-from small_maps import ego, moved, street
 
 from pipeline.config import Config
 from pipeline.dataset.build import IndexTables
@@ -19,6 +18,7 @@ from pipeline.io import read_json
 from pipeline.maps.store import MapStore, read_labels
 from pipeline.paths import Paths
 from pipeline.stages import topology, vectorize
+from tests.maps.small_maps import ego, moved, street
 
 CONFIG = Config.model_validate({"execution": {"workers": 1}})
 RASTER = Config.model_validate({"execution": {"workers": 1}, "maps": {"source": "raster"}})

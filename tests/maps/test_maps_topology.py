@@ -9,7 +9,6 @@ import pytest
 import shapely
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from small_maps import SmallMap, ego, rectangle, street
 
 from pipeline.config import TopologyConfig
 from pipeline.errors import DataError
@@ -20,6 +19,7 @@ from pipeline.maps.lines import LineSet, drop_repeated_nodes, resample
 from pipeline.maps.rings import clip_polygons, to_corners
 from pipeline.maps.topology import BOUNDARY, CROSSING, DIVIDER, label_sample, to_segments, topology_matrix
 from pipeline.maps.vector_map import polygon_array
+from tests.maps.small_maps import SmallMap, ego, rectangle, street
 
 CONFIG = TopologyConfig()
 BEV = BevRange(-30.0, 30.0, -15.0, 15.0)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from damaged_data import DataSet
+
+from tests.validation.damaged_data import DataSet
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,6 @@ import json
 from pathlib import Path
 
 import pytest
-from damaged_data import DataSet
 
 from pipeline.config import Config, DatasetConfig, ExecutionConfig, ValidationConfig
 from pipeline.dataset.index import Index
@@ -19,6 +18,7 @@ from pipeline.validation.command import print_summary, validate_dataset
 from pipeline.validation.data_docs import write_data_docs
 from pipeline.validation.evaluate import Outcome, apply
 from pipeline.validation.rules import Rule
+from tests.validation.damaged_data import DataSet
 
 
 def config_for(data: DataSet, **validation) -> Config:

@@ -9,7 +9,6 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
-from damaged_data import DataSet, failures
 from pyquaternion import Quaternion
 
 from pipeline.config import ValidationConfig
@@ -19,6 +18,7 @@ from pipeline.taxonomy import CAMERAS, OCCUPANCY_FREE
 from pipeline.validation.calibration import NOMINAL_HEADING_DEG, angles_deg
 from pipeline.validation.occupancy import hit_share
 from pipeline.validation.rules import rules
+from tests.validation.damaged_data import DataSet, failures
 
 # What the real subset is known for: two lidar files are absent.
 KNOWN = {"lidar_file"}
