@@ -3,7 +3,8 @@
     python benchmarks/calibration.py [--model MODEL.onnx --batches CALIBRATION_FOLDER] [--count 50]
 
 Without --model a ResNet-18-like network with random weights is exported. Every tool runs in its own process, which reads the same files,
-writes a QDQ model and reports its wall time and its peak memory. Ratios are against onnxruntime's MinMax. SQNR is that of the outputs, over
+writes a QDQ model and reports its wall time, processor time and peak memory. Ratios are of processor time, against onnxruntime's MinMax (wall
+time depends on what else runs). SQNR is that of the outputs, over
 batches that were not used for calibration, all models run by the same unfused onnxruntime session. onnxruntime's Entropy is left out: with
 its default number of bins there is one candidate threshold, so it returns MinMax's file. Tools quantize different numbers of tensors,
 printed beside the SQNR.
@@ -180,7 +181,7 @@ def print_table(rows: dict[str, dict[str, float]]) -> None:
     base = rows["onnxruntime MinMax"]
     print(f"{'tool':24} {'seconds':>8} {'cpu s':>7} {'x MinMax':>9} {'peak MB':>8} {'quantizers':>10} {'SQNR dB':>8}")
     for name, row in rows.items():
-        ratio = row["seconds"] / base["seconds"]
+        ratio = row["cpu_seconds"] / base["cpu_seconds"]  # processor time: wall time depends on what else runs
         print(
             f"{name:24} {row['seconds']:8.1f} {row['cpu_seconds']:7.1f} {ratio:9.2f} {row['peak_mb']:8.0f} "
             f"{row['quantizers']:10.0f} {row['sqnr_db']:8.1f}"

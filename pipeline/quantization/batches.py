@@ -43,8 +43,9 @@ def training_batches(config: Config, index: Index, onnx_path: Path, contract_pat
     settings = config.quantization
     check_count(min(len(tokens), settings.calibration_batches), settings)
     scenes = {token: index.sample(token).scene_token for token in tokens}
-    picks = spread(tokens, scenes, settings.calibration_batches, settings.warmup_steps)
-    yield from _inputs(onnx_predictor(onnx_path, contract_path, config), index, picks)
+    predictor = onnx_predictor(onnx_path, contract_path, config)
+    predictor.tasks = ()  # only the temporal state is wanted: decoding boxes, lines and voxels takes longer than the network
+    yield from _inputs(predictor, index, spread(tokens, scenes, settings.calibration_batches, settings.warmup_steps))
 
 
 def spread(tokens: Sequence[str], scenes: Mapping[str, str], count: int, warmup_steps: int) -> list[Pick]:

@@ -32,6 +32,7 @@ class Runner:
         options.use_deterministic_compute = True
         options.log_severity_level = 4
         options.add_session_config_entry("session.disable_quant_qdq", "1")
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # idle threads would take the time that the observers need
         self.tensors = list(tensors)
         self._buffers: dict[str, NDArray] = {}
         try:
