@@ -176,7 +176,7 @@ class DetectionConfig(Section):
     updated_instances: int = Field(24, ge=0, description="most confident temporal instances that are rewritten each frame; the others are only cached")
     max_misses: int = Field(3, ge=1, description="frames without a confident update after which a temporal instance is dropped")
     layers: int = Field(2, ge=1, le=6, description="decoder layers, each followed by a refinement")
-    key_points: int = Field(6, ge=1, le=32, description="points an instance samples")
+    key_points: int = Field(9, ge=1, le=32, description="points an instance samples")
     groups: int = Field(4, ge=1, description="channel groups with their own sampling weights")
     sample_bev: bool = Field(True, description="key points sample the BEV feature as well as the images")
     velocity_refinement: bool = Field(True, description="the block that refines velocities; off for thermal fail-safe")
@@ -200,10 +200,10 @@ class MapConfig(Section):
     """MapTR kind of map head with spline queries."""
 
     feature_stride: Literal[4, 8, 16, 32] = Field(8, description="stride of the image feature it samples; must be in model.neck.out_strides")
-    num_query: int = Field(96, ge=1, le=128, description="map instances; the chip plan reserves 128")
+    num_query: int = Field(80, ge=1, le=128, description="map instances; the chip plan reserves 128")
     layers: int = Field(3, ge=1, le=6, description="decoder layers, each followed by a refinement")
     spline_degree: int = Field(2, ge=1, le=3, description="degree of the B-spline through the six control points")
-    sample_points: int = Field(16, ge=6, le=32, description="points along the line that sample features")
+    sample_points: int = Field(12, ge=6, le=32, description="points along the line that sample features")
     sample_cameras: bool = Field(False, description="points sample the image features")
     sample_bev: bool = Field(True, description="points sample the BEV feature")
     score_threshold: Fraction = Field(0.02, description="elements below this confidence are not reported")
@@ -283,10 +283,10 @@ class AuxiliaryConfig(Section):
 
     depth: float = Field(1.0, ge=0.0, description="lidar depth on the depth distribution")
     image_boxes: float = Field(1.5, ge=0.0, description="class heat map of projected boxes on the image feature")
-    bev_boxes: float = Field(1.5, ge=0.0, description="class heat map of box centres on the BEV feature")
+    bev_boxes: float = Field(1.5, ge=0.0, description="the detection head's dense field: class heat map of box centres, way to the nearest box and its shape")
     image_surface: float = Field(1.0, ge=0.0, description="occupancy class of the surface a lidar point hit, on the image feature")
     image_lines: float = Field(1.0, ge=0.0, description="map elements drawn on the image feature")
-    bev_lines: float = Field(1.5, ge=0.0, description="map elements drawn on the BEV feature")
+    bev_lines: float = Field(1.5, ge=0.0, description="map elements drawn on the BEV feature, and the way to the nearest element")
 
 
 class BalanceConfig(Section):
@@ -308,7 +308,8 @@ class TrainConfig(Section):
     steps: PositiveInt = Field(1000, description="optimizer steps of the whole network")
     image_steps: int = Field(0, ge=0, description="optimizer steps before these that train backbone, neck and depth alone, on the image losses")
     batch_scenes: int = Field(2, ge=1, description="scenes streamed in parallel: samples of one step")
-    learning_rate: PositiveFloat = Field(5e-3, description="peak learning rate of AdamW")
+    image_learning_rate: PositiveFloat = Field(5e-3, description="peak learning rate of AdamW in the image steps")
+    learning_rate: PositiveFloat = Field(3e-3, description="peak learning rate of AdamW in the steps of the whole network")
     weight_decay: float = Field(0.01, ge=0.0, description="decoupled weight decay of matrices and kernels")
     warmup_fraction: Fraction = Field(0.1, description="share of the steps in which the rate rises; it then falls along a cosine")
     clip_norm: PositiveFloat = Field(10.0, description="largest gradient norm of a step")

@@ -18,9 +18,14 @@ from pipeline.models import bspline
 from pipeline.models.heads.detection import BOX_STATE
 
 Floats = NDArray[np.float32]
-# Width, length and height of a middling object: anchors say where, not what.
-TYPICAL_SIZE_WLH_M = (1.5, 3.0, 1.6)
+# Anchors say where, not what; their size is also how far around them they look at first.
+TYPICAL_SIZE_WLH_M = (2.5, 2.5, 1.6)
+ANCHOR_Z_M = 0.9
 KMEANS_ITERATIONS = 20
+
+
+# z, log w, log l, log h, sin yaw, cos yaw: all anchors head along x.
+ANCHOR_SHAPE = np.array([ANCHOR_Z_M, *np.log(TYPICAL_SIZE_WLH_M), 0.0, 1.0], dtype=np.float32)
 
 
 @dataclass(frozen=True)
@@ -52,11 +57,9 @@ def box_anchors(config: ModelConfig, centers_m: Floats, seed: int) -> Floats:
 
 def _box_set(config: ModelConfig, centers_m: Floats, count: int, seed: int) -> Floats:
     spread = np.stack([_regular(config.view.x_range_m, count), _shuffled(_regular(config.view.y_range_m, count), seed)], axis=1)
-    spread = np.concatenate([spread, np.full((count, 1), 0.8)], axis=1)
     boxes = np.zeros((count, BOX_STATE), dtype=np.float32)
-    boxes[:, :3] = _cluster(centers_m, spread, seed)
-    boxes[:, 3:6] = np.log(TYPICAL_SIZE_WLH_M)
-    boxes[:, 7] = 1.0  # heading along x
+    boxes[:, :2] = _cluster(centers_m[:, :2], spread, seed)
+    boxes[:, 2:8] = ANCHOR_SHAPE
     return boxes
 
 

@@ -45,6 +45,7 @@ class Outputs:
     det_logits: list[Tensor] = field(default_factory=list)  # (B, N, 10)
     det_boxes: list[Tensor] = field(default_factory=list)  # (B, N, 11)
     det_features: Tensor | None = None  # (B, N, C)
+    det_field: Tensor | None = None  # (B, FIELD, Y, X)
     map_logits: list[Tensor] = field(default_factory=list)  # (B, Q, 3)
     map_states: list[Tensor] = field(default_factory=list)  # (B, Q, 20)
     occupancy_logits: Tensor | None = None  # (B, V, 18)
@@ -60,7 +61,7 @@ class MultitaskModel(nn.Module):
         self.config = config
         self.backbone = HENet(config.backbone)
         self.neck = MMFPN(config.backbone.widths, config.neck)
-        self.depth_head = DepthHead(config.neck.channels, config.view.depth_bins)
+        self.depth_head = DepthHead(config.neck.channels, config.image_size[0] // config.view.feature_stride, config.view.depth_bins)
         self.view_transform = ViewTransform(config.neck.channels, config.view)
         self.detection = DetectionHead(config) if "detection" in config.tasks else None
         self.map = MapHead(config, torch.from_numpy(anchors.polylines)) if "map" in config.tasks else None
@@ -88,7 +89,7 @@ class MultitaskModel(nn.Module):
         config, bev = self.config, outputs.bev
         if self.detection is not None:
             feature = outputs.image_features[config.detection.feature_stride]
-            outputs.det_logits, outputs.det_boxes, outputs.det_features = self.detection(
+            outputs.det_logits, outputs.det_boxes, outputs.det_features, outputs.det_field = self.detection(
                 inputs.det_anchors, inputs.det_features, feature, bev, inputs.ego2img
             )
         if self.map is not None:

@@ -9,6 +9,7 @@ pointwise convolution merges them, so that the BEV feature knows how high someth
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -18,17 +19,25 @@ from pipeline.taxonomy import CAMERAS
 
 
 class DepthHead(nn.Module):
-    """Image feature to a categorical depth distribution."""
+    """Image feature to a categorical depth distribution.
 
-    def __init__(self, channels: int, bins: int) -> None:
+    `prior` holds the logits of each camera and image row before the image is looked at: the ground is at nearly the same depth along a row, and at
+    another one in a camera of
+    another focal length. Training starts it at what the lidar says (`training.priors`).
+    """
+
+    def __init__(self, channels: int, rows: int, bins: int) -> None:
         super().__init__()
+        self.prior = nn.Parameter(torch.zeros(len(CAMERAS), bins, rows, 1))
         self.block = ConvBlock(channels, 2)
         self.logits = nn.Conv2d(channels, bins, 1)
         start_at(self.logits, weight=0.0)
 
     def forward(self, feature: Tensor) -> Tensor:
-        """(B * 6, C, Hf, Wf) -> logits (B * 6, D, Hf, Wf); even at the start."""
-        return self.logits(self.block(feature))
+        """(B * 6, C, Hf, Wf) -> logits (B * 6, D, Hf, Wf); the prior at the start."""
+        batch = len(feature) // len(CAMERAS)
+        prior = self.prior if batch == 1 else self.prior.repeat(batch, 1, 1, 1)
+        return self.logits(self.block(feature)) + prior
 
 
 class ViewTransform(nn.Module):

@@ -18,8 +18,11 @@ from pipeline.models.henet import start_at
 from pipeline.models.multitask import Outputs
 from pipeline.taxonomy import DETECTION_CLASSES, MAP_CLASSES, OCCUPANCY_CLASSES
 from pipeline.training.labels import UNSEEN
-from pipeline.training.losses import cell_loss, drawn_loss, heat_loss
+from pipeline.training.losses import cell_loss, depth_loss, drawn_loss, field_loss, heat_loss
 from pipeline.training.targets import Targets
+
+# Ways and shapes against class scores in the loss of the box field.
+BOX_FIELD_WEIGHT = 4.0
 
 
 def rare_branch(channels: int, classes: int) -> nn.Conv2d:
@@ -38,8 +41,8 @@ class AuxiliaryLosses(nn.Module):
         self.image_boxes = rare_branch(model.neck.channels, len(DETECTION_CLASSES))
         self.image_lines = rare_branch(model.neck.channels, len(MAP_CLASSES))
         self.image_surface = nn.Conv2d(model.neck.channels, len(OCCUPANCY_CLASSES), 1)
-        self.bev_boxes = rare_branch(model.view.channels, len(DETECTION_CLASSES))
         self.bev_lines = rare_branch(model.view.channels, len(MAP_CLASSES))
+        self.line_pull = nn.Conv2d(model.view.channels, 2 * len(MAP_CLASSES), 1)
 
     def image_losses(self, image_features: dict[int, Tensor], depth_logits: Tensor, targets: Sequence[Targets]) -> dict[str, Tensor]:
         """Weighted losses on the image features, by name."""
@@ -48,7 +51,7 @@ class AuxiliaryLosses(nn.Module):
         bins = [t.image.depth_bin for t in targets if t.image.depth_bin is not None]
         surfaces = [t.image.surface for t in targets if t.image.surface is not None]
         if len(bins) == len(surfaces) == len(targets):
-            losses["depth"] = weights.depth * cell_loss(depth_logits, torch.cat(bins), unknown=-1)
+            losses["depth"] = weights.depth * depth_loss(depth_logits, torch.cat(bins))
             losses["image_surface"] = weights.image_surface * cell_loss(self.image_surface(feature), torch.cat(surfaces), unknown=UNSEEN)
         lines = [t.image.lines for t in targets if t.image.lines is not None]
         if len(lines) == len(targets):
@@ -58,9 +61,18 @@ class AuxiliaryLosses(nn.Module):
     def forward(self, outputs: Outputs, targets: Sequence[Targets]) -> dict[str, Tensor]:
         """All weighted losses by name. A loss whose labels some sample of the batch lacks is left out for this batch."""
         losses = self.image_losses(outputs.image_features, outputs.depth_logits, targets)
-        heat = torch.stack([target.bev_heat for target in targets])
-        losses["bev_boxes"] = self.weights.bev_boxes * heat_loss(self.bev_boxes(outputs.bev), heat)
+        if outputs.det_field is not None:
+            losses["bev_boxes"] = self.weights.bev_boxes * self._box_field(outputs.det_field, targets)
         lines = [target.bev_lines for target in targets if target.bev_lines is not None]
-        if len(lines) == len(targets):
-            losses["bev_lines"] = self.weights.bev_lines * drawn_loss(self.bev_lines(outputs.bev), torch.stack(lines))
+        pulls = [target.line_pull for target in targets if target.line_pull is not None]
+        if len(lines) == len(pulls) == len(targets):
+            pull = field_loss(self.line_pull(outputs.bev), torch.stack(pulls).flatten(1, 2))
+            losses["bev_lines"] = self.weights.bev_lines * (drawn_loss(self.bev_lines(outputs.bev), torch.stack(lines)) + pull)
         return losses
+
+    @staticmethod
+    def _box_field(field: Tensor, targets: Sequence[Targets]) -> Tensor:
+        """Loss of the detection head's dense field (B, FIELD, Y, X): class scores, then ways and shapes."""
+        heat, boxes = torch.stack([target.bev_heat for target in targets]), torch.stack([target.bev_boxes for target in targets])
+        classes = heat.shape[1]
+        return heat_loss(field[:, :classes], heat) + BOX_FIELD_WEIGHT * field_loss(field[:, classes:], boxes)

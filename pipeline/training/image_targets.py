@@ -27,7 +27,7 @@ NEAREST_M = 1.0
 class ImageTargets:
     """Targets of one sample at the stride of the lifted image feature; None where there is no label.
 
-    depth_bin: (6, Hf, Wf) bin of the nearest lidar point, -1 without one.
+    depth_bin: (6, Hf, Wf) depth in (fractional) bins of the lidar point nearest to the cell's centre, -1 without one.
     surface: (6, Hf, Wf) Occ3D class of that point, UNSEEN where unknown.
     heat: (6, 10, Hf, Wf) bells at the box centres, in [0, 1].
     lines: (6, 3, Hf, Wf) map elements, one cell wide, 0 or 1.
@@ -56,10 +56,11 @@ def feature_shape(config: ModelConfig) -> tuple[int, int]:
     return config.image_size[0] // stride, config.image_size[1] // stride
 
 
-def lidar_targets(
-    lidar_m: Floats, lidar_class: NDArray[np.uint8], ego2img: Floats, config: ModelConfig
-) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
-    """Depth bins and classes (6, Hf, Wf) of the nearest of the points (M, 3) in each feature cell; -1 and UNSEEN without one."""
+def lidar_targets(lidar_m: Floats, lidar_class: NDArray[np.uint8], ego2img: Floats, config: ModelConfig) -> tuple[Floats, NDArray[np.uint8]]:
+    """Depth bins and classes (6, Hf, Wf) of the point (M, 3) that is nearest to each feature cell's centre, which is where the lift samples the cell.
+
+    Cells without a point have -1 and UNSEEN.
+    """
     rows, columns = feature_shape(config)
     depth = np.full((len(ego2img), rows * columns), np.inf, dtype=np.float32)
     surface = np.full(depth.shape, UNSEEN, dtype=np.uint8)
@@ -70,13 +71,14 @@ def lidar_targets(
         pixel = (image[:, :2] / image[:, 2:] + 0.5) / config.view.feature_stride
         inside = ((pixel >= 0) & (pixel < (columns, rows))).all(axis=1)
         cell, near, classes = pixel[inside].astype(np.int64), image[inside, 2], classes[inside]
-        order = np.argsort(-near, kind="stable")  # the nearest point is written last
+        off_center = np.abs(pixel[inside] - cell - 0.5).max(axis=1)
+        order = np.argsort(-off_center, kind="stable")  # the most central point is written last
         place = cell[order, 1] * columns + cell[order, 0]
         depth[camera, place], surface[camera, place] = near[order], classes[order]
-    bins = np.round(depth_to_bin(np.where(np.isfinite(depth), depth, 1e6), config.view))
+    bins = depth_to_bin(np.where(np.isfinite(depth), depth, 1e6), config.view)
     bins[(bins < 0) | (bins > config.view.depth_bins - 1)] = -1
     shape = (len(ego2img), rows, columns)
-    return bins.astype(np.int64).reshape(shape), surface.reshape(shape)
+    return bins.astype(np.float32).reshape(shape), surface.reshape(shape)
 
 
 def image_heat(boxes: BoxLabels, ego2img: Floats, config: ModelConfig) -> Floats:

@@ -214,6 +214,28 @@ def cell_loss(logits: Tensor, labels: Tensor, unknown: int) -> Tensor:
     return functional.cross_entropy(rows, labels.flatten()[known].long())
 
 
+def depth_loss(logits: Tensor, bins: Tensor) -> Tensor:
+    """Cross-entropy of a depth distribution (B, D, Hf, Wf) with fractional bins (B, Hf, Wf), shared between their two neighbours; -1 is unknown.
+
+    The lift interpolates between bins in the same way.
+    """
+    known = (bins.flatten() >= 0).nonzero().squeeze(1)
+    if len(known) == 0:
+        return logits.sum() * 0.0
+    log_probability = logits.permute(0, 2, 3, 1).reshape(-1, logits.shape[1]).index_select(0, known).log_softmax(dim=-1)
+    truth = bins.flatten()[known]
+    lower = truth.floor().clamp(max=logits.shape[1] - 2)
+    share = (truth - lower).unsqueeze(1)
+    index = lower.long().unsqueeze(1)
+    return -(log_probability.gather(1, index) * (1 - share) + log_probability.gather(1, index + 1) * share).mean()
+
+
+def field_loss(field: Tensor, truth: Tensor) -> Tensor:
+    """Mean absolute error of two fields of one shape where `truth` is not NaN; zero where it is NaN everywhere."""
+    known = ~truth.isnan()
+    return ((field - torch.nan_to_num(truth)).abs() * known).sum() / known.sum().clamp(min=1)
+
+
 def drawn_loss(logits: Tensor, truth: Tensor) -> Tensor:
     """Cross-entropy plus soft Dice of drawn map elements, both (B, 3, rows, columns)."""
     cross_entropy = functional.binary_cross_entropy_with_logits(logits, truth, pos_weight=logits.new_tensor(4.0))

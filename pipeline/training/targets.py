@@ -8,18 +8,22 @@ import cv2
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.spatial import cKDTree
 from torch import Tensor
 
 from pipeline.config import ModelConfig
 from pipeline.dataset.occupancy import ORIGIN_M, SHAPE, VOXEL_M
-from pipeline.models.anchors import resample
-from pipeline.models.heads.detection import BOX_STATE
+from pipeline.models.anchors import ANCHOR_SHAPE, resample
+from pipeline.models.heads.detection import BOX_STATE, POSITION_STEP_M, SHAPE_NUMBERS
+from pipeline.models.point_maps import bev_cell_centers
 from pipeline.taxonomy import DETECTION_CLASSES, MAP_CLASSES, OCCUPANCY_FREE
 from pipeline.training.augmentation import Augmentation, occupancy_on_grid
 from pipeline.training.image_targets import ImageTargets, add_bell, make_image_targets
 from pipeline.training.labels import UNSEEN, BoxLabels, Labels, MapLines
 
 Floats = NDArray[np.float32]
+# How far from a box or a line a BEV cell is taught the way to it, m: as far as the next anchor may be.
+FIELD_REACH_M = 4.0
 # Points of a map element that the loss compares.
 LINE_POINTS = 20
 
@@ -42,6 +46,8 @@ class Targets:
     line_class (L,), line_closed (L,).
     occupancy: (V,) classes in the order of the head, UNSEEN where no camera looks.
     bev_heat: (10, Y, X) and bev_lines: (3, Y, X), in [0, 1].
+    bev_boxes: (8, Y, X) way to the nearest box in POSITION_STEP_M and its shape relative to an anchor's, NaN farther than FIELD_REACH_M from any box.
+    line_pull: (3, 2, Y, X) way to the nearest point of an element of each class, m, NaN farther than FIELD_REACH_M.
     image: what is supervised in the image features.
     """
 
@@ -52,7 +58,9 @@ class Targets:
     line_closed: Tensor | None
     occupancy: Tensor | None
     bev_heat: Tensor
+    bev_boxes: Tensor
     bev_lines: Tensor | None
+    line_pull: Tensor | None
     image: ImageTargets
 
 
@@ -71,6 +79,8 @@ def make_targets(labels: Labels, augmentation: Augmentation, ego2img: Floats, co
         line_closed=None if labels.map is None else torch.from_numpy(labels.map.closed),
         occupancy=None if occupancy is None else torch.from_numpy(occupancy),
         bev_heat=torch.from_numpy(bev_heat(boxes, config)),
+        bev_boxes=torch.from_numpy(bev_boxes(boxes, config)),
+        line_pull=None if labels.map is None else torch.from_numpy(line_pull(labels.map, config)),
         bev_lines=None if labels.map is None else torch.from_numpy(bev_lines(labels.map, config)),
         image=make_image_targets(labels, ego2img, config),
     )
@@ -140,6 +150,39 @@ def bev_heat(boxes: BoxLabels, config: ModelConfig) -> Floats:
         sigma = max(0.8, 0.2 * float(boxes.size_wlh_m[number, :2].mean()) / cell_m)
         add_bell(heat[class_id], cells[number], np.array([sigma, sigma]))
     return heat
+
+
+def cell_centers(config: ModelConfig) -> Floats:
+    """(Y * X, 2) centres of the BEV cells, m."""
+    x, y = bev_cell_centers(config.view)
+    return np.stack(np.meshgrid(x, y), axis=-1).reshape(-1, 2)
+
+
+def bev_boxes(boxes: BoxLabels, config: ModelConfig) -> Floats:
+    """(8, Y, X): at each cell the way to the nearest box centre and the shape of that box, less the shape of an anchor."""
+    cells = cell_centers(config)
+    field = np.full((len(cells), 2 + SHAPE_NUMBERS), np.nan, dtype=np.float32)
+    if len(boxes.class_id):
+        states = box_states(boxes)
+        distance, nearest = cKDTree(states[:, :2]).query(cells, distance_upper_bound=FIELD_REACH_M)
+        near = np.isfinite(distance)
+        chosen = states[nearest[near]]
+        field[near, :2] = (chosen[:, :2] - cells[near]) / POSITION_STEP_M
+        field[near, 2:] = chosen[:, 2:8] - ANCHOR_SHAPE
+    return np.ascontiguousarray(field.T).reshape(-1, *config.view.cells)
+
+
+def line_pull(lines: MapLines, config: ModelConfig) -> Floats:
+    """(3, 2, Y, X): at each cell the way to the nearest point of an element of each class."""
+    cells = cell_centers(config)
+    field = np.full((len(MAP_CLASSES), len(cells), 2), np.nan, dtype=np.float32)
+    for class_id in np.unique(lines.class_id):
+        of_class = [line for line, number in zip(lines.points_m, lines.class_id, strict=True) if number == class_id]
+        points = np.concatenate([resample(line, max(2, int(4 * np.linalg.norm(np.diff(line, axis=0), axis=1).sum()))) for line in of_class])
+        distance, nearest = cKDTree(points).query(cells, distance_upper_bound=FIELD_REACH_M)
+        near = np.isfinite(distance)
+        field[class_id, near] = points[nearest[near]] - cells[near]
+    return np.ascontiguousarray(field.transpose(0, 2, 1)).reshape(len(MAP_CLASSES), 2, *config.view.cells)
 
 
 def bev_lines(lines: MapLines, config: ModelConfig) -> Floats:

@@ -41,6 +41,7 @@ from pipeline.training.checkpoint import CheckpointFile, run_key
 from pipeline.training.labels import UNSEEN, LabelStore, available_tasks
 from pipeline.training.losses import MapLoss, OccupancyLoss, detection_loss
 from pipeline.training.prefetch import prefetch
+from pipeline.training.priors import set_priors
 
 # A short memory of squared gradients: the default 0.999 averages over more steps than a warm-up has.
 ADAM_BETAS = (0.9, 0.99)
@@ -88,7 +89,9 @@ def build_model(config: Config, labels: LabelStore, records: list[Any]) -> Multi
     low, high = np.array([config.model.view.x_range_m, config.model.view.y_range_m]).T
     centers_m = centers_m[((centers_m[:, :2] > low) & (centers_m[:, :2] < high)).all(axis=1)]
     lines = [line for label in known if label.map is not None for line in label.map.points_m]
-    return MultitaskModel(config.model, build_anchors(config.model, centers_m, lines, config.train.seed))
+    model = MultitaskModel(config.model, build_anchors(config.model, centers_m, lines, config.train.seed))
+    set_priors(model, labels, records)
+    return model
 
 
 def occupancy_weights(labels: LabelStore, records: list[Any]) -> Tensor:
@@ -108,12 +111,14 @@ def occupancy_weights(labels: LabelStore, records: list[Any]) -> Tensor:
 
 def learning_rate(step: int, config: TrainConfig) -> float:
     """In each of the two parts (image steps, steps of the whole network): linear rise, then a cosine to 1 % of the peak."""
-    first, steps = (0, config.image_steps) if step < config.image_steps else (config.image_steps, config.steps)
+    image = step < config.image_steps
+    first, steps = (0, config.image_steps) if image else (config.image_steps, config.steps)
+    peak = config.image_learning_rate if image else config.learning_rate
     warmup = max(1, round(config.warmup_fraction * steps))
     if step - first < warmup:
-        return config.learning_rate * (step - first + 1) / warmup
+        return peak * (step - first + 1) / warmup
     progress = (step - first - warmup) / max(1, steps - warmup)
-    return config.learning_rate * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * progress)))
+    return peak * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * progress)))
 
 
 class Trainer:
@@ -126,7 +131,7 @@ class Trainer:
         self.average = torch.optim.swa_utils.AveragedModel(
             self.model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(config.train.ema_decay), use_buffers=False
         )
-        self.optimizer = torch.optim.AdamW(parameter_groups([self.model, self.auxiliary], config.train.weight_decay), betas=ADAM_BETAS)
+        self.optimizer = torch.optim.AdamW(parameter_groups([self.model, self.auxiliary], config.train.weight_decay), betas=ADAM_BETAS, fused=True)
         self.tasks = tuple(task for task in config.model.tasks if label_counts[task] > 0)
         self.task_weights: dict[str, float] = {task: config.train.balance.initial.get(task, 1.0) for task in self.tasks}
         self.map_loss, self.occupancy_loss = MapLoss(config.model, config.train.one_to_one_last), OccupancyLoss(class_weights)
@@ -209,7 +214,7 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
-        nn.utils.clip_grad_norm_(parameters, self.config.train.clip_norm)
+        nn.utils.clip_grad_norm_(parameters, self.config.train.clip_norm, foreach=True)
         self.optimizer.step()
         self.average.update_parameters(self.model)
 

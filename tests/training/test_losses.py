@@ -11,7 +11,18 @@ from pipeline.training.assignment import nearest_anchors, one_to_one
 from pipeline.training.balance import gradient_norms, update_weights
 from pipeline.training.image_targets import ImageTargets
 from pipeline.training.labels import MapLines
-from pipeline.training.losses import MapLoss, OccupancyLoss, box_layer_loss, cell_loss, chamfer, focal_loss, heat_loss, order_distance, topology_loss
+from pipeline.training.losses import (
+    MapLoss,
+    OccupancyLoss,
+    box_layer_loss,
+    cell_loss,
+    chamfer,
+    depth_loss,
+    focal_loss,
+    heat_loss,
+    order_distance,
+    topology_loss,
+)
 from pipeline.training.targets import LINE_POINTS, UNSEEN, Targets, line_orders
 from tests.models.tiny import tiny_config
 
@@ -22,8 +33,9 @@ def empty_targets(**fields: object) -> Targets:
         "box_class": torch.zeros(0, dtype=torch.long),
         "image": ImageTargets(None, None, torch.zeros(6, 10, 4, 4), None),
         "bev_heat": torch.zeros(10, 4, 4),
+        "bev_boxes": torch.zeros(8, 4, 4),
     }
-    absent = dict.fromkeys(("lines", "line_class", "line_closed", "occupancy", "bev_lines"))
+    absent = dict.fromkeys(("lines", "line_class", "line_closed", "occupancy", "bev_lines", "line_pull"))
     return Targets(**{**absent, **values, **fields})
 
 
@@ -142,6 +154,19 @@ def test_cell_loss_is_cross_entropy_where_something_is_known() -> None:
     assert float(cell_loss(torch.zeros(6, 8, 2, 2), bins, unknown=-1)) == 0.0
     bins[0, 0, 0] = 3
     assert float(cell_loss(torch.zeros(6, 8, 2, 2), bins, unknown=-1)) == pytest.approx(math.log(8))
+
+
+def test_depth_loss_shares_a_fractional_bin_between_its_neighbours() -> None:
+    bins = torch.full((1, 1, 2), -1.0)
+    assert float(depth_loss(torch.zeros(1, 8, 1, 2), bins)) == 0.0
+    bins[0, 0, 1] = 2.25
+    probability = torch.full((8,), 1e-9)
+    probability[2], probability[3] = 0.75, 0.25
+    logits = probability.log().reshape(1, 8, 1, 1).repeat(1, 1, 1, 2)
+    entropy = -(0.75 * math.log(0.75) + 0.25 * math.log(0.25))
+    assert float(depth_loss(logits, bins)) == pytest.approx(entropy, abs=1e-5)
+    bins[0, 0, 1] = 7.0  # the last bin has no upper neighbour
+    assert float(depth_loss(torch.zeros(1, 8, 1, 2), bins)) == pytest.approx(math.log(8))
 
 
 def test_balance_takes_weight_from_the_task_that_pulls_harder() -> None:

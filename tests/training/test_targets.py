@@ -24,7 +24,7 @@ def targets() -> Targets:
     boxes = BoxLabels(CENTER_M[None], np.float32([[2.0, 4.0, 1.6]]), np.float32([0.5]), np.float32([[np.nan, np.nan]]), np.array([CAR]))
     lines = MapLines([np.float32([[-14, 3.0], [14, 3.0]])], np.array([2]), np.array([False]))
     semantics = np.full((200, 200, 16), OCCUPANCY_FREE, dtype=np.uint8)
-    labels = Labels(boxes, lines, semantics, np.float32([[9.0, 1.0, 0.8], [12.0, 1.0, 0.8]]), np.uint8([4, 11]))
+    labels = Labels(boxes, lines, semantics, np.float32([[9.0, 1.0, 0.8], [12.0, -6.0, 0.8]]), np.uint8([4, 11]))
     return make_targets(labels, Augmentation(), example_rig(config), config, np.random.default_rng(0))
 
 
@@ -43,13 +43,13 @@ def test_box_peak_is_at_its_pixel(targets: Targets) -> None:
     assert (column, row) == (int((u / depth_m + 0.5) // stride), int((v / depth_m + 0.5) // stride))
 
 
-def test_depth_is_that_of_the_nearest_point_in_the_cell(targets: Targets) -> None:
+def test_depth_is_that_of_a_point_in_the_cell(targets: Targets) -> None:
     config = tiny_config()
     assert targets.image.depth_bin is not None
-    bins = set(targets.image.depth_bin[FRONT].flatten().tolist()) - {-1}
-    expected = {int(np.round(depth_to_bin(np.float32([depth]), config.view))[0]) for depth in (9.0, 12.0)}
-    assert bins <= expected
-    assert min(expected) in bins
+    u, v, depth_m, _ = example_rig(config)[FRONT] @ np.append(CENTER_M, 1.0)
+    stride = config.view.feature_stride
+    found = targets.image.depth_bin[FRONT, int((v / depth_m + 0.5) // stride), int((u / depth_m + 0.5) // stride)]
+    assert float(found) == pytest.approx(float(depth_to_bin(np.float32([depth_m]), config.view)[0]), abs=1e-4)
 
 
 def test_line_is_drawn_along_its_row(targets: Targets) -> None:

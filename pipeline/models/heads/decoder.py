@@ -83,8 +83,13 @@ class FeatureSampler(nn.Module):
         return functional.grid_sample(bev, grid, align_corners=False)
 
 
-class WeightedAggregation(nn.Module):
-    """Sum of the sampled features over the points, with weights the instance chooses for each channel group."""
+class PointMixer(nn.Module):
+    """The sampled features of an instance's points to one feature.
+
+    The instance weighs its points, for each channel group by itself, as in Sparse4D; then a linear layer reads them side by side. A sum over the
+    points would forget at which of them
+    something was found, and with it the direction in which the instance has to move.
+    """
 
     def __init__(self, channels: int, points: int, groups: int) -> None:
         super().__init__()
@@ -92,14 +97,15 @@ class WeightedAggregation(nn.Module):
         self.weights = nn.Linear(channels, groups * points)
         nn.init.zeros_(self.weights.weight)
         nn.init.zeros_(self.weights.bias)
+        self.mix = nn.Linear(channels * points, channels)
 
     def forward(self, sampled: Tensor, query: Tensor) -> Tensor:
         """(B, C, N, P) features and (B, N, C) instances -> (B, N, C)."""
         batch, channels, instances, points = sampled.shape
-        weights = self.weights(query).reshape(batch, instances, self.groups, points).softmax(dim=-1)
+        weights = self.weights(query).reshape(batch, instances, self.groups, points).softmax(dim=-1) * points
         weights = weights.permute(0, 2, 1, 3).reshape(batch * self.groups, 1, instances, points)
-        grouped = sampled.reshape(batch * self.groups, channels // self.groups, instances, points)
-        return (grouped * weights).sum(dim=-1).reshape(batch, channels, instances).transpose(1, 2)
+        weighted = sampled.reshape(batch * self.groups, channels // self.groups, instances, points) * weights
+        return self.mix(weighted.reshape(batch, channels, instances, points).permute(0, 2, 1, 3).reshape(batch, instances, channels * points))
 
 
 class InstanceAttention(nn.Module):

@@ -1,10 +1,13 @@
-"""Sparse detection head, after Sparse4D v2 (Lin et al., arXiv 2305.14018): anchors sample features at key points, talk to each other, and are
-refined layer by layer.
+"""Sparse detection head, after Sparse4D v2 (Lin et al., arXiv 2305.14018): anchors sample features, talk to each other, and are refined layer by
+layer.
 
 A box state is 11 numbers: x, y, z (m), log width, log length, log height, sin yaw, cos yaw, vx, vy (m/s) and vz (m/s), all in the BEV frame. The
-head takes the state of all N
-instances (anchors and features) as inputs and returns the refined one; what becomes of it before the next frame is the host's business
-(`instance_bank`).
+head takes the state of all N instances (anchors and features) as inputs and returns the refined one; what becomes of it before the next frame is
+the host's business (`instance_bank`).
+
+Where the head samples the BEV feature, it also reads a dense field there: for each BEV cell the class scores, the way to the nearest box and its
+shape. An instance takes the field's answer at its place and corrects it with what it has gathered itself. The field learns from every cell, so it
+is right long before the few instances that own a label would be.
 """
 
 from __future__ import annotations
@@ -13,13 +16,16 @@ import torch
 from torch import Tensor, nn
 
 from pipeline.config import ModelConfig
-from pipeline.models.heads.decoder import FeatureSampler, FeedForward, InstanceAttention, WeightedAggregation, prior_bias
+from pipeline.models.heads.decoder import FeatureSampler, FeedForward, InstanceAttention, PointMixer, prior_bias
+from pipeline.models.henet import ConvNormAct, start_at
 from pipeline.taxonomy import DETECTION_CLASSES
 
 BOX_STATE = 11
 # Brings each number of the state to about one: tens of metres, decades of size, metres per second.
 STATE_SCALE = (1 / 32, 1 / 32, 0.25, 0.5, 0.5, 0.5, 1.0, 1.0, 0.1, 0.1, 0.1)
 SMALLEST_REACH_M = 1.0
+SHAPE_NUMBERS = 6  # z, log w, log l, log h, sin yaw, cos yaw
+FIELD = len(DETECTION_CLASSES) + 2 + SHAPE_NUMBERS
 # Unit of a correction: metres for the position. Anchors are several metres apart, and a layer's outputs start near one.
 POSITION_STEP_M = 4.0
 
@@ -43,13 +49,12 @@ class BoxEncoder(nn.Module):
 
 
 def key_point_pattern(points: int) -> Tensor:
-    """(P, 3) first offsets in units of the box (forward, left, up): centre and foot, then rings on the ground around them."""
-    ring = torch.arange(points, dtype=torch.float32) * (2 * torch.pi / max(points - 2, 1))
-    radius = torch.where(torch.arange(points) % 2 == 0, 0.5, 1.0)
+    """(P, 3) first offsets in units of the box (forward, left, up): the centre, then alternately near and far around it, low on the box."""
+    number = torch.arange(points, dtype=torch.float32)
+    ring = number * (2 * torch.pi / max(points - 1, 1))
+    radius = torch.where(number % 2 == 1, 0.5, 1.0)
     pattern = torch.stack([radius * ring.cos(), radius * ring.sin(), torch.full((points,), -0.3)], dim=-1)
     pattern[0] = 0.0
-    if points > 1:
-        pattern[1] = torch.tensor([0.0, 0.0, -0.5])
     return pattern
 
 
@@ -74,6 +79,23 @@ class KeyPoints(nn.Module):
         return boxes[..., :3].unsqueeze(2) + turned
 
 
+class BoxField(nn.Module):
+    """BEV feature to a dense field of FIELD channels: class logits (10), shift to the nearest box (2, in POSITION_STEP_M), its z, log size, sin and
+    cos (6).
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.hidden = ConvNormAct(channels, channels, kernel=1)
+        self.out = nn.Conv2d(channels, FIELD, 1)
+        start_at(self.out)
+        self.out.bias.data[: len(DETECTION_CLASSES)] = prior_bias(0.02)  # type: ignore[union-attr]
+
+    def forward(self, bev: Tensor) -> Tensor:
+        """(B, C, Y, X) -> (B, FIELD, Y, X)."""
+        return self.out(self.hidden(bev))
+
+
 class DetectionLayer(nn.Module):
     """One round: attention between instances, sampling, feed-forward, then class scores and a refined box."""
 
@@ -84,8 +106,8 @@ class DetectionLayer(nn.Module):
         self.norm_attention = nn.LayerNorm(channels)
         self.key_points = KeyPoints(channels, head.key_points)
         self.sampler = FeatureSampler(config, head.sample_bev)
-        self.from_cameras = WeightedAggregation(channels, head.key_points, head.groups)
-        self.from_bev = WeightedAggregation(channels, head.key_points, head.groups) if head.sample_bev else None
+        self.from_cameras = PointMixer(channels, head.key_points, head.groups)
+        self.from_bev = PointMixer(channels, head.key_points, head.groups) if head.sample_bev else None
         self.bev_in = nn.Conv2d(config.view.channels, channels, 1) if head.sample_bev else None
         self.merge = nn.Linear(channels * (2 if head.sample_bev else 1), channels)
         self.norm_sample = nn.LayerNorm(channels)
@@ -98,7 +120,7 @@ class DetectionLayer(nn.Module):
     def forward(
         self, instance: Tensor, boxes: Tensor, embedding: Tensor, feature: Tensor, bev: Tensor, ego2img: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Instances (B, N, C), boxes (B, N, 11) -> instances, class logits (B, N, 10), boxes."""
+        """Instances (B, N, C), boxes (B, N, 11) -> instances, class logits (B, N, 10), boxes, both without the field's part."""
         instance = self.norm_attention(instance + self.attention(instance, embedding))
         query = instance + embedding
         points_m = self.key_points(query, boxes)
@@ -138,9 +160,12 @@ class DetectionHead(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.encode = BoxEncoder(config.neck.channels)
+        self.field = BoxField(config.view.channels) if config.detection.sample_bev else None
         self.layers = nn.ModuleList(DetectionLayer(config) for _ in range(config.detection.layers))
 
-    def forward(self, anchors: Tensor, features: Tensor, feature: Tensor, bev: Tensor, ego2img: Tensor) -> tuple[list[Tensor], list[Tensor], Tensor]:
+    def forward(
+        self, anchors: Tensor, features: Tensor, feature: Tensor, bev: Tensor, ego2img: Tensor
+    ) -> tuple[list[Tensor], list[Tensor], Tensor, Tensor | None]:
         """Refine the instances.
 
         Args:
@@ -151,15 +176,27 @@ class DetectionHead(nn.Module):
             ego2img: (B, 6, 4, 4), pixels of the network input.
 
         Returns:
-            Class logits (B, N, 10) and boxes (B, N, 11) of every layer, and the last instance features (B, N, C).
+            Class logits (B, N, 10) and boxes (B, N, 11) of every layer, the last instance features (B, N, C), and the field (B, FIELD, Y, X) or None.
         """
+        field = None if self.field is None else self.field(bev)
         logits, boxes = [], [anchors]
         instance = features
-        for layer in self.layers:
-            # Each layer learns its own correction; gradients through the previous layer's boxes would make a chain of them unstable (Sparse4D,
-            # deformable DETR).
+        for number, layer in enumerate(self.layers):
+            # Each layer learns its own correction; gradients through the previous layer's boxes would make a chain of them unstable.
             reference = boxes[-1].detach()
             instance, scores, refined = layer(instance, reference, self.encode(reference), feature, bev, ego2img)
+            if field is not None:
+                scores, refined = add_field(scores, refined, layer.sampler.bird_eye(reference[..., None, :3], field), with_shape=number == 0)
             logits.append(scores)
             boxes.append(refined)
-        return logits, boxes[1:], instance
+        return logits, boxes[1:], instance, field
+
+
+def add_field(scores: Tensor, boxes: Tensor, sampled: Tensor, with_shape: bool) -> tuple[Tensor, Tensor]:
+    """Add the field where the instances stand, (B, FIELD, N, 1), to class logits (B, N, 10) and boxes (B, N, 11).
+
+    The shape is added once: later layers start from it.
+    """
+    classes, shift, shape = sampled.squeeze(-1).transpose(1, 2).split((scores.shape[-1], 2, SHAPE_NUMBERS), dim=-1)
+    position, form, velocity = boxes.split((2, SHAPE_NUMBERS, 3), dim=-1)
+    return scores + classes, torch.cat([position + shift * POSITION_STEP_M, form + shape if with_shape else form, velocity], dim=-1)

@@ -13,11 +13,13 @@ from torch import Tensor, nn
 
 from pipeline.config import ModelConfig
 from pipeline.models import bspline
-from pipeline.models.heads.decoder import POINT_SCALE_M, FeatureSampler, FeedForward, InstanceAttention, WeightedAggregation, prior_bias
+from pipeline.models.heads.decoder import POINT_SCALE_M, FeatureSampler, FeedForward, InstanceAttention, PointMixer, prior_bias
 from pipeline.taxonomy import MAP_CLASSES
 
 CONTROL_NUMBERS = bspline.CONTROL_POINTS * 3
 ATTRIBUTES = 2
+# Where the BEV feature is looked at around a point, m.
+NEIGHBOURS_M = ((0.0, 0.0, 0.0), (1.5, 0.0, 0.0), (-1.5, 0.0, 0.0), (0.0, 1.5, 0.0), (0.0, -1.5, 0.0))
 # Unit of a point's shift, m.
 STEP_M = 4.0
 
@@ -27,6 +29,7 @@ class MapLayer(nn.Module):
 
     basis: Tensor
     fit: Tensor
+    neighbours_m: Tensor
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -34,16 +37,17 @@ class MapLayer(nn.Module):
         points = head.sample_points
         self.register_buffer("basis", torch.from_numpy(bspline.basis(points, head.spline_degree)), persistent=False)
         self.register_buffer("fit", torch.from_numpy(bspline.fit_matrix(points, head.spline_degree)), persistent=False)
+        self.register_buffer("neighbours_m", torch.tensor(NEIGHBOURS_M), persistent=False)
         self.attention = InstanceAttention(channels)
         self.norm_attention = nn.LayerNorm(channels)
         self.sampler = FeatureSampler(config, head.sample_bev)
         self.point_cameras = nn.Linear(channels, channels) if head.sample_cameras else None
-        self.point_bev = nn.Linear(config.view.channels, channels) if head.sample_bev else None
+        self.point_bev = nn.Linear(config.view.channels * len(NEIGHBOURS_M), channels) if head.sample_bev else None
         # Where a point is along its line and in the world: the ends must be able to move differently from the middle.
         self.point_place = FeedForward(3, channels)
         self.point_index = nn.Parameter(torch.zeros(points, channels))
         self.norm_point = nn.LayerNorm(channels)
-        self.aggregate = WeightedAggregation(channels, points, 1)
+        self.aggregate = PointMixer(channels, points, 1)
         self.merge = nn.Linear(channels, channels)
         self.norm_sample = nn.LayerNorm(channels)
         self.feed_forward = FeedForward(channels, channels)
@@ -75,8 +79,14 @@ class MapLayer(nn.Module):
         if self.point_cameras is not None:
             point = point + self.point_cameras(self.sampler.cameras(points_m, feature, ego2img).permute(0, 2, 3, 1))
         if self.point_bev is not None:
-            point = point + self.point_bev(self.sampler.bird_eye(points_m, bev).permute(0, 2, 3, 1))
+            point = point + self.point_bev(self._around(points_m, bev))
         return self.norm_point(point)
+
+    def _around(self, points_m: Tensor, bev: Tensor) -> Tensor:
+        """(B, Q, P, 3) points -> (B, Q, P, 5 * Cb): the BEV feature at each point and beside it, which tells the side the line is on."""
+        batch, queries, points, _ = points_m.shape
+        places = (points_m.unsqueeze(3) + self.neighbours_m).reshape(batch, queries, points * len(NEIGHBOURS_M), 3)
+        return self.sampler.bird_eye(places, bev).permute(0, 2, 3, 1).reshape(batch, queries, points, -1)
 
 
 class MapHead(nn.Module):

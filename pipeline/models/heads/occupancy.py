@@ -55,11 +55,15 @@ class OccupancyLevelHead(nn.Module):
 
 
 class OccupancyHead(nn.Module):
-    """All levels in one tensor."""
+    """All levels in one tensor. Training starts the bias of each level at the class frequencies of its heights (`training.priors`)."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.levels = nn.ModuleList(OccupancyLevelHead(config, level) for level in config.occupancy.levels)
+
+    def logits_layers(self) -> list[nn.Conv2d]:
+        """The last convolution of each level; its channels are (height, class)."""
+        return [level.logits for level in self.levels if isinstance(level, OccupancyLevelHead)]
 
     def forward(self, bev: Tensor) -> Tensor:
         """(B, C, Y, X) -> logits (B, V, 18); V runs over levels, then y, x, z."""
