@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
-import resource
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -145,13 +144,13 @@ def measure(tool: Callable[[Path, list[Path], Path], None], model: Path, batches
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_child, args=(tool, model, files[:count], out, sender))
     process.start()
-    seconds, cpu_seconds, peak_bytes = receiver.recv()
+    seconds, cpu_seconds, peak = receiver.recv()
     process.join()
     quantizers = sum(node.op_type == "QuantizeLinear" for node in onnx.load(str(out)).graph.node)
     return {
         "seconds": seconds,
         "cpu_seconds": cpu_seconds,
-        "peak_mb": peak_bytes / 1e6,
+        "peak_mb": peak / 1e6,
         "quantizers": quantizers,
         "sqnr_db": output_sqnr_db(model, out, files[count : count + HELD_OUT] or files[:HELD_OUT]),
     }
@@ -160,8 +159,13 @@ def measure(tool: Callable[[Path, list[Path], Path], None], model: Path, batches
 def _child(tool: Callable[[Path, list[Path], Path], None], model: Path, files: list[Path], out: Path, sender: object) -> None:
     start, cpu = time.perf_counter(), time.process_time()
     tool(model, files, out)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    sender.send((time.perf_counter() - start, time.process_time() - cpu, peak))  # type: ignore[attr-defined]
+    sender.send((time.perf_counter() - start, time.process_time() - cpu, peak_bytes()))  # type: ignore[attr-defined]
+
+
+def peak_bytes() -> int:
+    """Peak resident memory of this process. getrusage would start from the parent's, which a spawned process inherits."""
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    return 1024 * int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1])
 
 
 def output_sqnr_db(model: Path, quantized: Path, files: list[Path]) -> float:

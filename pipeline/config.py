@@ -360,6 +360,10 @@ class QuantRule(Section):
         return self
 
 
+def _default_op_dtypes() -> dict[str, QuantDtype]:
+    return {"Softmax": "int16"}
+
+
 class QuantizationConfig(Section):
     """Calibration and INT8 (docs/quantization.md)."""
 
@@ -374,7 +378,7 @@ class QuantizationConfig(Section):
     grid_dtype: QuantDtype = Field("int16", description="everything between a GridSample grid and the matrix operator or graph input it comes from")
     output_dtype: QuantDtype = Field("int16", description="graph outputs, back to the operator that makes them")
     op_dtypes: dict[str, QuantDtype] = Field(
-        default_factory=lambda: {"Softmax": "int16"},
+        default_factory=_default_op_dtypes,
         description="data type of the outputs of an ONNX operator type; softmax over many keys is mostly below half an int8 step",
     )
     fixed_thresholds: dict[str, PositiveFloat] = Field(
@@ -382,8 +386,8 @@ class QuantizationConfig(Section):
         description="range of operator types whose results are bounded by definition",
     )
     rules: tuple[QuantRule, ...] = Field((), description="overrides by name pattern; two rules that disagree about a tensor are an error")
-    promote_fraction: Fraction = Field(0.05, description="part of the int8 tensors that becomes int16: those whose quantization hurts the outputs most")
-    sensitivity_tensors: int = Field(100, ge=0, description="int8 tensors, worst by their own error, whose effect on the outputs is measured one by one")
+    promote_fraction: Fraction = Field(0.05, description="part of the int8 tensors that becomes int16: those that hurt the outputs most")
+    sensitivity_tensors: int = Field(100, ge=0, description="int8 tensors, worst by own error, whose effect on the outputs is measured")
     threads: PositiveInt = Field(2, description="onnxruntime threads of calibration and analysis")
 
 
