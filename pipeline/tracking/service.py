@@ -68,6 +68,9 @@ def check_reachable(uri: str, service: str) -> None:
         raise ServiceError(f"{service} at {uri}: cannot connect ({error}). Start it (`make ui` on this machine) or correct the address") from error
 
 
+ADDRESS_VARIABLES = ("MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI")
+
+
 @contextmanager
 def mlflow_session(service: Service) -> Iterator[MlflowClient]:
     """A client for `service`, with the module-level functions of mlflow set to it as well.
@@ -82,6 +85,8 @@ def mlflow_session(service: Service) -> Iterator[MlflowClient]:
     from mlflow.exceptions import MlflowException
 
     _quieten()
+    # mlflow hands the addresses on to child processes through the environment; left there, they would redirect the next project of this process.
+    outside = {name: os.environ.get(name) for name in ADDRESS_VARIABLES}
     mlflow.set_tracking_uri(service.uri)
     mlflow.set_registry_uri(service.uri)
     try:
@@ -90,6 +95,11 @@ def mlflow_session(service: Service) -> Iterator[MlflowClient]:
         raise _service_error(service, error) from error
     except OSError as error:  # requests' errors are OSErrors; a local database's disk can be full
         raise ServiceError(f"MLflow at {service.uri}: {error}") from error
+    finally:
+        for name, value in outside.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
 
 
 def _service_error(service: Service, error: Exception) -> Exception:

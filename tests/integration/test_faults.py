@@ -44,7 +44,7 @@ def change(paths: Paths, seed: int, train_scenes: int) -> None:
 def start(paths: Paths, project_root: Path, limit: Callable[[], None] | None = None) -> subprocess.Popen[str]:
     environment = os.environ | {"PYTHONPATH": str(project_root)}
     command = [sys.executable, "-m", "pipeline.stages.dataset"]
-    return subprocess.Popen(command, cwd=paths.root, env=environment, preexec_fn=limit, stderr=subprocess.PIPE, text=True)  # noqa: PLW1509
+    return subprocess.Popen(command, cwd=paths.root, env=environment, preexec_fn=limit, stderr=subprocess.PIPE, text=True)
 
 
 def files(folder: Path) -> dict[str, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import time
 from pathlib import Path
@@ -17,6 +18,7 @@ from pipeline.io import sha256_file
 from pipeline.paths import Paths
 from pipeline.tracking.registration import register_release
 from pipeline.tracking.runs import COMPLETE_TAG
+from pipeline.tracking.service import ADDRESS_VARIABLES, mlflow_session
 
 if TYPE_CHECKING:
     from .conftest import Registered
@@ -96,6 +98,14 @@ def test_second_registration_changes_nothing(registered: Registered) -> None:
     assert (again.version, again.run_id) == (registered.registration.version, registered.registration.run_id)
     assert len(client.search_model_versions("name = 'bev-multitask-j6m'")) == 1
     assert len(client.get_metric_history(again.run_id, "curve/loss")) == 20
+
+
+def test_session_leaves_no_address_behind(registered: Registered, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ADDRESS_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    with mlflow_session(registered.service) as client:
+        assert client.get_run(registered.registration.run_id).info.status == "FINISHED"
+    assert [name for name in ADDRESS_VARIABLES if name in os.environ] == []
 
 
 def test_alias_that_people_moved_stays(registered: Registered, tracked_copy: tuple[Paths, Config]) -> None:
