@@ -85,6 +85,9 @@ def _augment_lines(lines: MapLines, rotation: Floats, x_range_m: Range, y_range_
 
 def clip_polyline(line_m: Floats, x_range_m: Range, y_range_m: Range) -> list[Floats]:
     """Pieces (P, 2) of a polyline inside a rectangle, in order; pieces shorter than 0.1 m are not kept."""
+    low, high = np.array([x_range_m, y_range_m], dtype=np.float32).T
+    if ((line_m >= low - 1e-4) & (line_m <= high + 1e-4)).all():
+        return [line_m]
     pieces: list[list[Floats]] = []
     for start, end in pairwise(line_m):
         inside = _clip_segment(start, end, x_range_m, y_range_m)

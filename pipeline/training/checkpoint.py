@@ -47,7 +47,7 @@ class CheckpointFile:
             "model": trainer.model.state_dict(),
             "auxiliary": trainer.auxiliary.state_dict(),
             "average": trainer.average.state_dict(),
-            "optimizer": trainer.optimizer.state_dict(),
+            "optimizers": [optimizer.state_dict() for optimizer in trainer.optimizers],
             "banks": [{name: torch.from_numpy(np.array(value)) for name, value in bank.state().items()} for bank in trainer.banks],
         }
         with atomic_path(self.path) as temporary:
@@ -62,7 +62,8 @@ class CheckpointFile:
         trainer.model.load_state_dict(content["model"])
         trainer.auxiliary.load_state_dict(content["auxiliary"])
         trainer.average.load_state_dict(content["average"])
-        trainer.optimizer.load_state_dict(content["optimizer"])
+        for optimizer, state in zip(trainer.optimizers, content["optimizers"], strict=True):
+            optimizer.load_state_dict(state)
         for bank, state in zip(trainer.banks, content["banks"], strict=True):
             bank.restore({name: value.numpy() for name, value in state.items()})
 

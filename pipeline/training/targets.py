@@ -178,7 +178,7 @@ def line_pull(lines: MapLines, config: ModelConfig) -> Floats:
     field = np.full((len(MAP_CLASSES), len(cells), 2), np.nan, dtype=np.float32)
     for class_id in np.unique(lines.class_id):
         of_class = [line for line, number in zip(lines.points_m, lines.class_id, strict=True) if number == class_id]
-        points = np.concatenate([resample(line, max(2, int(4 * np.linalg.norm(np.diff(line, axis=0), axis=1).sum()))) for line in of_class])
+        points = np.concatenate([resample(line, max(2, int(2 * np.linalg.norm(np.diff(line, axis=0), axis=1).sum()))) for line in of_class])
         distance, nearest = cKDTree(points).query(cells, distance_upper_bound=FIELD_REACH_M)
         near = np.isfinite(distance)
         field[class_id, near] = points[nearest[near]] - cells[near]

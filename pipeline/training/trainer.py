@@ -40,11 +40,14 @@ from pipeline.training.batches import Batch, BatchLoader
 from pipeline.training.checkpoint import CheckpointFile, run_key
 from pipeline.training.labels import UNSEEN, LabelStore, available_tasks
 from pipeline.training.losses import MapLoss, OccupancyLoss, detection_loss
+from pipeline.training.muon import Muon, is_matrix
 from pipeline.training.prefetch import prefetch
 from pipeline.training.priors import set_priors
 
 # A short memory of squared gradients: the default 0.999 averages over more steps than a warm-up has.
 ADAM_BETAS = (0.9, 0.99)
+# Tables that are looked up, not multiplied with.
+EMBEDDINGS = ("prior", "point_index")
 
 
 @dataclass(frozen=True)
@@ -109,16 +112,24 @@ def occupancy_weights(labels: LabelStore, records: list[Any]) -> Tensor:
     return torch.from_numpy((weights / (weights * counts).sum() * counts.sum()).astype(np.float32))
 
 
-def learning_rate(step: int, config: TrainConfig) -> float:
-    """In each of the two parts (image steps, steps of the whole network): linear rise, then a cosine to 1 % of the peak."""
-    image = step < config.image_steps
-    first, steps = (0, config.image_steps) if image else (config.image_steps, config.steps)
-    peak = config.image_learning_rate if image else config.learning_rate
+def learning_rate_factor(step: int, config: TrainConfig) -> float:
+    """Share of the peak rate. In each part (image steps, steps of the whole network): linear rise, then a cosine to 1 % of the peak."""
+    first, steps = (0, config.image_steps) if step < config.image_steps else (config.image_steps, config.steps)
     warmup = max(1, round(config.warmup_fraction * steps))
     if step - first < warmup:
-        return peak * (step - first + 1) / warmup
+        return (step - first + 1) / warmup
     progress = (step - first - warmup) / max(1, steps - warmup)
-    return peak * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * progress)))
+    return 0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * progress))
+
+
+def make_optimizers(modules: list[nn.Module], config: TrainConfig) -> tuple[torch.optim.Optimizer, torch.optim.Optimizer]:
+    """Muon for the matrices, AdamW for all other parameters; only matrices decay."""
+    named = [(name, parameter) for module in modules for name, parameter in module.named_parameters()]
+    matrices = [parameter for name, parameter in named if is_matrix(parameter) and not name.endswith(EMBEDDINGS)]
+    chosen = {id(parameter) for parameter in matrices}
+    others = [parameter for _, parameter in named if id(parameter) not in chosen]
+    muon = Muon(matrices, lr=config.matrix_learning_rate, weight_decay=config.weight_decay)
+    return muon, torch.optim.AdamW(others, lr=config.learning_rate, betas=ADAM_BETAS, weight_decay=0.0, fused=True)
 
 
 class Trainer:
@@ -131,7 +142,7 @@ class Trainer:
         self.average = torch.optim.swa_utils.AveragedModel(
             self.model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(config.train.ema_decay), use_buffers=False
         )
-        self.optimizer = torch.optim.AdamW(parameter_groups([self.model, self.auxiliary], config.train.weight_decay), betas=ADAM_BETAS, fused=True)
+        self.optimizers = make_optimizers([self.model, self.auxiliary], config.train)
         self.tasks = tuple(task for task in config.model.tasks if label_counts[task] > 0)
         self.task_weights: dict[str, float] = {task: config.train.balance.initial.get(task, 1.0) for task in self.tasks}
         self.map_loss, self.occupancy_loss = MapLoss(config.model, config.train.one_to_one_last), OccupancyLoss(class_weights)
@@ -149,7 +160,9 @@ class Trainer:
             losses = self.train_step(batch)
             self.step = step + 1
             if self.step % self.config.train.log_every == 0 or self.step == steps:
-                self.rows.append({"step": self.step, "learning_rate": learning_rate(step, self.config.train), **losses})
+                self.rows.append(
+                    {"step": self.step, "learning_rate": self.config.train.learning_rate * learning_rate_factor(step, self.config.train), **losses}
+                )
             if self.step % self.config.train.checkpoint_every == 0 and self.step < steps:
                 checkpoint.save(self)
 
@@ -209,13 +222,15 @@ class Trainer:
             self.task_weights = update_weights(self.task_weights, gradient_norms(losses, list(outputs.image_features.values())), balance)
 
     def _optimize(self, loss: Tensor) -> None:
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(self.step, self.config.train)
-        self.optimizer.zero_grad(set_to_none=True)
+        factor, train = learning_rate_factor(self.step, self.config.train), self.config.train
+        for optimizer, peak in zip(self.optimizers, (train.matrix_learning_rate, train.learning_rate), strict=True):
+            optimizer.param_groups[0]["lr"] = factor * peak
+            optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
-        nn.utils.clip_grad_norm_(parameters, self.config.train.clip_norm, foreach=True)
-        self.optimizer.step()
+        parameters = [*self.model.parameters(), *self.auxiliary.parameters()]
+        nn.utils.clip_grad_norm_(parameters, train.clip_norm, foreach=True)
+        for optimizer in self.optimizers:
+            optimizer.step()
         self.average.update_parameters(self.model)
 
     def _remember(self, batch: Batch, outputs: Outputs) -> None:
@@ -246,15 +261,6 @@ class Trainer:
         save_model(directory / "model.pt", self.config.model, self.averaged_state(), self.tasks)
         write_text(directory / "curves.csv", curves_csv(self.rows))
         write_json(directory / "metrics.json", metrics)
-
-
-def parameter_groups(modules: list[nn.Module], weight_decay: float) -> list[dict[str, Any]]:
-    """Matrices and kernels decay; biases, norms and scales do not."""
-    parameters = [parameter for module in modules for parameter in module.parameters()]
-    return [
-        {"params": [parameter for parameter in parameters if parameter.ndim >= 2 and parameter[0].numel() > 1], "weight_decay": weight_decay},
-        {"params": [parameter for parameter in parameters if parameter.ndim < 2 or parameter[0].numel() == 1], "weight_decay": 0.0},
-    ]
 
 
 def curves_csv(rows: list[dict[str, float]]) -> str:

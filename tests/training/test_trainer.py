@@ -21,7 +21,7 @@ from pipeline.training.batches import Batch, Sample, collate
 from pipeline.training.checkpoint import CheckpointFile
 from pipeline.training.labels import BoxLabels, Labels, MapLines
 from pipeline.training.targets import make_targets
-from pipeline.training.trainer import Trainer, learning_rate
+from pipeline.training.trainer import Trainer, learning_rate_factor
 from tests.models.tiny import TINY
 
 ALL = {"detection": 1, "map": 1, "occupancy": 1}
@@ -142,9 +142,18 @@ def test_a_task_without_labels_is_left_out_and_reported(tmp_path: Path) -> None:
     assert (tmp_path / "curves.csv").read_text().startswith("step,learning_rate,loss,detection,map")
 
 
-def test_learning_rate_rises_then_falls() -> None:
-    config = make_config(steps=100, warmup_fraction=0.1, learning_rate=1.0).train
-    rates = [learning_rate(step, config) for step in range(100)]
-    assert rates[0] == pytest.approx(0.1)
-    assert max(rates) == rates[9] == pytest.approx(1.0)
-    assert rates[-1] < 0.02
+def test_learning_rate_rises_then_falls_in_both_parts() -> None:
+    config = make_config(image_steps=50, steps=100, warmup_fraction=0.1).train
+    factors = [learning_rate_factor(step, config) for step in range(150)]
+    assert factors[0] == pytest.approx(0.2)
+    assert factors[4] == factors[59] == pytest.approx(1.0)
+    assert max(factors) == pytest.approx(1.0)
+    assert factors[49] < 0.02 > factors[149]
+
+
+def test_the_image_part_trains_backbone_and_depth_only() -> None:
+    trainer = new_trainer(make_config(image_steps=1))
+    values = trainer.train_step(next(trainer.loader.steps()))
+    assert "detection" not in values
+    trained = {name.split(".")[0] for name, parameter in trainer.model.named_parameters() if parameter.grad is not None}
+    assert trained == {"backbone", "neck", "depth_head"}
