@@ -183,7 +183,7 @@ class DetectionConfig(Section):
     score_threshold: Fraction = Field(0.02, description="boxes below this confidence are not reported")
     max_boxes: PositiveInt = Field(200, description="most boxes reported for a sample")
     nms_radius_m: tuple[float, ...] = Field(
-        (2.0, 3.0, 4.0, 4.0, 4.0, 0.5, 0.8, 0.8, 0.4, 0.8), min_length=10, max_length=10,
+        (2.5, 4.0, 5.0, 5.0, 5.0, 2.0, 2.0, 2.0, 1.5, 2.0), min_length=10, max_length=10,
         description="of boxes of one class closer than this only the best is kept, m, by detection class; 0: keep all",
     )  # fmt: skip
 
@@ -207,7 +207,7 @@ class MapConfig(Section):
     sample_cameras: bool = Field(False, description="points sample the image features")
     sample_bev: bool = Field(True, description="points sample the BEV feature")
     score_threshold: Fraction = Field(0.02, description="elements below this confidence are not reported")
-    nms_distance_m: float = Field(1.0, ge=0.0, description="of elements of one class closer than this Chamfer distance only the best is kept, m; 0: keep all")
+    nms_distance_m: float = Field(1.5, ge=0.0, description="of elements of one class closer than this Chamfer distance only the best is kept, m; 0: keep all")
 
     @model_validator(mode="after")
     def _samples_something(self) -> MapConfig:
@@ -286,7 +286,7 @@ class AuxiliaryConfig(Section):
     bev_boxes: float = Field(1.5, ge=0.0, description="the detection head's dense field: class heat map of box centres, way to the nearest box and its shape")
     image_surface: float = Field(1.0, ge=0.0, description="occupancy class of the surface a lidar point hit, on the image feature")
     image_lines: float = Field(1.0, ge=0.0, description="map elements drawn on the image feature")
-    bev_lines: float = Field(1.5, ge=0.0, description="map elements drawn on the BEV feature, and the way to the nearest element")
+    bev_lines: float = Field(1.5, ge=0.0, description="the map head's dense field: elements drawn on the BEV grid and the way to them")
 
 
 class BalanceConfig(Section):
@@ -305,8 +305,8 @@ class TrainConfig(Section):
     """Training loop."""
 
     seed: int = Field(0, ge=0, description="seed of weights, sampling and augmentation")
-    steps: PositiveInt = Field(1000, description="optimizer steps of the whole network")
-    image_steps: int = Field(0, ge=0, description="optimizer steps before these that train backbone, neck and depth alone, on the image losses")
+    steps: PositiveInt = Field(700, description="optimizer steps of the whole network")
+    image_steps: int = Field(700, ge=0, description="optimizer steps before these that train backbone, neck and depth alone, on the image losses")
     batch_scenes: int = Field(2, ge=1, description="scenes streamed in parallel: samples of one step")
     matrix_learning_rate: PositiveFloat = Field(0.05, description="peak learning rate of Muon, which trains kernels and linear weights")
     learning_rate: PositiveFloat = Field(5e-3, description="peak learning rate of AdamW, which trains everything else")

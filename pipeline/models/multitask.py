@@ -48,6 +48,7 @@ class Outputs:
     det_field: Tensor | None = None  # (B, FIELD, Y, X)
     map_logits: list[Tensor] = field(default_factory=list)  # (B, Q, 3)
     map_states: list[Tensor] = field(default_factory=list)  # (B, Q, 20)
+    map_field: Tensor | None = None  # (B, 9, Y, X)
     occupancy_logits: Tensor | None = None  # (B, V, 18)
 
 
@@ -94,7 +95,7 @@ class MultitaskModel(nn.Module):
             )
         if self.map is not None:
             feature = outputs.image_features[config.map.feature_stride]
-            outputs.map_logits, outputs.map_states = self.map(feature, bev, inputs.ego2img)
+            outputs.map_logits, outputs.map_states, outputs.map_field = self.map(feature, bev, inputs.ego2img)
         if self.occupancy is not None:
             outputs.occupancy_logits = self.occupancy(bev)
         return outputs

@@ -41,8 +41,6 @@ class AuxiliaryLosses(nn.Module):
         self.image_boxes = rare_branch(model.neck.channels, len(DETECTION_CLASSES))
         self.image_lines = rare_branch(model.neck.channels, len(MAP_CLASSES))
         self.image_surface = nn.Conv2d(model.neck.channels, len(OCCUPANCY_CLASSES), 1)
-        self.bev_lines = rare_branch(model.view.channels, len(MAP_CLASSES))
-        self.line_pull = nn.Conv2d(model.view.channels, 2 * len(MAP_CLASSES), 1)
 
     def image_losses(self, image_features: dict[int, Tensor], depth_logits: Tensor, targets: Sequence[Targets]) -> dict[str, Tensor]:
         """Weighted losses on the image features, by name."""
@@ -65,9 +63,10 @@ class AuxiliaryLosses(nn.Module):
             losses["bev_boxes"] = self.weights.bev_boxes * self._box_field(outputs.det_field, targets)
         lines = [target.bev_lines for target in targets if target.bev_lines is not None]
         pulls = [target.line_pull for target in targets if target.line_pull is not None]
-        if len(lines) == len(pulls) == len(targets):
-            pull = field_loss(self.line_pull(outputs.bev), torch.stack(pulls).flatten(1, 2))
-            losses["bev_lines"] = self.weights.bev_lines * (drawn_loss(self.bev_lines(outputs.bev), torch.stack(lines)) + pull)
+        if outputs.map_field is not None and len(lines) == len(pulls) == len(targets):
+            passes, ways = outputs.map_field.split((len(MAP_CLASSES), 2 * len(MAP_CLASSES)), dim=1)
+            way_loss = field_loss(ways, torch.stack(pulls).flatten(1, 2))
+            losses["bev_lines"] = self.weights.bev_lines * (drawn_loss(passes, torch.stack(lines)) + way_loss)
         return losses
 
     @staticmethod

@@ -61,7 +61,7 @@ def test_bev_gathers_the_feature_of_a_cell_from_where_the_camera_sees_it(rig: np
 
 def test_sampling_finds_the_marked_cell(rig: np.ndarray, config: ModelConfig) -> None:
     point_m = np.array([9.0, 1.0, 0.5])
-    sampler = FeatureSampler(config, sample_bev=True)
+    sampler = FeatureSampler(config)
     points = torch.from_numpy(np.float32([[[point_m, -point_m]]]))  # the second one lies behind the car
     found = sampler.cameras(points, marked_feature(config, rig, point_m), torch.from_numpy(rig)[None])
     assert float(found[0, 0, 0, 0]) > 0.2
@@ -71,7 +71,7 @@ def test_sampling_finds_the_marked_cell(rig: np.ndarray, config: ModelConfig) ->
 def test_bev_sampling_reads_the_cell_a_point_stands_in(config: ModelConfig) -> None:
     points = torch.from_numpy(cell_points(config.view)[:1])  # (1, Y, X, 3)
     bev = torch.rand(1, 3, *config.view.cells)
-    sampled = FeatureSampler(config, sample_bev=True).bird_eye(points, bev)
+    sampled = FeatureSampler(config).bird_eye(points, bev)
     torch.testing.assert_close(sampled, bev, atol=1e-5, rtol=1e-5)
 
 

@@ -60,10 +60,9 @@ class FeatureSampler(nn.Module):
     bev_scale: Tensor
     bev_shift: Tensor
 
-    def __init__(self, config: ModelConfig, sample_bev: bool) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.projection = Projection(config.image_size)
-        self.sample_bev = sample_bev
         low = torch.tensor([config.view.x_range_m[0], config.view.y_range_m[0]])
         high = torch.tensor([config.view.x_range_m[1], config.view.y_range_m[1]])
         self.register_buffer("bev_scale", 2 / (high - low), persistent=False)

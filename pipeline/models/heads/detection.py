@@ -105,7 +105,7 @@ class DetectionLayer(nn.Module):
         self.attention = InstanceAttention(channels)
         self.norm_attention = nn.LayerNorm(channels)
         self.key_points = KeyPoints(channels, head.key_points)
-        self.sampler = FeatureSampler(config, head.sample_bev)
+        self.sampler = FeatureSampler(config)
         self.from_cameras = PointMixer(channels, head.key_points, head.groups)
         self.from_bev = PointMixer(channels, head.key_points, head.groups) if head.sample_bev else None
         self.bev_in = nn.Conv2d(config.view.channels, channels, 1) if head.sample_bev else None
@@ -162,6 +162,7 @@ class DetectionHead(nn.Module):
         self.encode = BoxEncoder(config.neck.channels)
         self.field = BoxField(config.view.channels) if config.detection.sample_bev else None
         self.layers = nn.ModuleList(DetectionLayer(config) for _ in range(config.detection.layers))
+        self.sampler = FeatureSampler(config)
 
     def forward(
         self, anchors: Tensor, features: Tensor, feature: Tensor, bev: Tensor, ego2img: Tensor
@@ -186,7 +187,7 @@ class DetectionHead(nn.Module):
             reference = boxes[-1].detach()
             instance, scores, refined = layer(instance, reference, self.encode(reference), feature, bev, ego2img)
             if field is not None:
-                scores, refined = add_field(scores, refined, layer.sampler.bird_eye(reference[..., None, :3], field), with_shape=number == 0)
+                scores, refined = add_field(scores, refined, self.sampler.bird_eye(reference[..., None, :3], field), with_shape=number == 0)
             logits.append(scores)
             boxes.append(refined)
         return logits, boxes[1:], instance, field
