@@ -138,17 +138,18 @@ class NeckConfig(Section):
     """MMFPN: all levels get the same channels and are fused by scaled addition."""
 
     channels: int = Field(64, ge=16, multiple_of=16, description="channels of every output level")
-    out_strides: tuple[Literal[4, 8, 16, 32], ...] = Field((8,), min_length=1, description="strides of the image features that heads may use")
+    out_strides: tuple[Literal[4, 8, 16, 32], ...] = Field((4, 8), min_length=1, description="strides of the image features that heads may use")
 
 
 class ViewConfig(Section):
     """LSS view transform on precomputed point maps and the BEV encoder."""
 
-    feature_stride: Literal[4, 8, 16, 32] = Field(8, description="stride of the image feature that is lifted; must be in model.neck.out_strides")
+    feature_stride: Literal[4, 8, 16, 32] = Field(4, description="stride of the image feature that is lifted; must be in model.neck.out_strides")
+    depth_stride: Literal[4, 8, 16, 32] = Field(8, description="stride of the depth distribution; must be in model.neck.out_strides")
     x_range_m: Range = Field((-40.0, 40.0), description="BEV grid along x (forward), m")
     y_range_m: Range = Field((-40.0, 40.0), description="BEV grid along y (left), m")
     cells: tuple[int, int] = Field((80, 80), description="cells along y and x; even numbers, the chip refuses odd maps such as 129x129")
-    heights_m: tuple[float, ...] = Field((0.0, 0.6, 1.4, 2.6), min_length=1, description="heights over ground at which a cell samples the images, m")
+    heights_m: tuple[float, ...] = Field((0.0, 0.6, 1.4, 2.6), min_length=1, description="heights over ground at which a cell samples the images, m; the first is the ground")
     cameras_per_point: int = Field(1, ge=1, le=2, description="cameras that may contribute to one point; points maps hold heights x cameras")
     depth_range_m: Range = Field((1.0, 64.0), description="depths of the first and last bin, m; bins are spaced by equal ratios")
     depth_bins: int = Field(32, ge=2, le=256, description="bins of the depth distribution")
@@ -251,10 +252,10 @@ class ModelConfig(Section):
     def _rules(self) -> ModelConfig:
         if any(side <= 0 or side % 32 for side in self.image_size):
             raise ValueError(f"image_size is {self.image_size}: height and width must be multiples of 32, the coarsest stride of the backbone")
-        for name in ("view", "detection", "map"):
-            stride = getattr(self, name).feature_stride
+        strides = {f"{name}.feature_stride": getattr(self, name).feature_stride for name in ("view", "detection", "map")}
+        for name, stride in {**strides, "view.depth_stride": self.view.depth_stride}.items():
             if stride not in self.neck.out_strides:
-                raise ValueError(f"{name}.feature_stride is {stride}: must be one of neck.out_strides {self.neck.out_strides}")
+                raise ValueError(f"{name} is {stride}: must be one of neck.out_strides {self.neck.out_strides}")
         if self.neck.channels % self.detection.groups:
             raise ValueError(f"detection.groups is {self.detection.groups}: must divide neck.channels ({self.neck.channels})")
         self._check_occupancy_inside_bev()
@@ -292,7 +293,7 @@ class AuxiliaryConfig(Section):
 class BalanceConfig(Section):
     """How the losses of the tasks are weighted against each other."""
 
-    method: Literal["gradient_norm", "fixed"] = Field("gradient_norm", description="equal gradient norms on the shared feature, or fixed weights")
+    method: Literal["gradient_norm", "fixed"] = Field("fixed", description="equal gradient norms on the shared feature, or fixed weights")
     initial: dict[Literal["detection", "map", "occupancy"], PositiveFloat] = Field(
         {"detection": 1.0, "map": 1.0, "occupancy": 1.0}, description="weights at the start (fixed: for good)"
     )
@@ -305,9 +306,9 @@ class TrainConfig(Section):
     """Training loop."""
 
     seed: int = Field(0, ge=0, description="seed of weights, sampling and augmentation")
-    steps: PositiveInt = Field(700, description="optimizer steps of the whole network")
-    image_steps: int = Field(700, ge=0, description="optimizer steps before these that train backbone, neck and depth alone, on the image losses")
-    batch_scenes: int = Field(2, ge=1, description="scenes streamed in parallel: samples of one step")
+    steps: PositiveInt = Field(420, description="optimizer steps of the whole network")
+    image_steps: int = Field(450, ge=0, description="optimizer steps before these that train backbone, neck and depth alone, on the image losses")
+    batch_scenes: int = Field(4, ge=1, description="scenes streamed in parallel: samples of one step")
     matrix_learning_rate: PositiveFloat = Field(0.05, description="peak learning rate of Muon, which trains kernels and linear weights")
     learning_rate: PositiveFloat = Field(5e-3, description="peak learning rate of AdamW, which trains everything else")
     weight_decay: float = Field(0.01, ge=0.0, description="decoupled weight decay of matrices and kernels")

@@ -62,7 +62,7 @@ class MultitaskModel(nn.Module):
         self.config = config
         self.backbone = HENet(config.backbone)
         self.neck = MMFPN(config.backbone.widths, config.neck)
-        self.depth_head = DepthHead(config.neck.channels, config.image_size[0] // config.view.feature_stride, config.view.depth_bins)
+        self.depth_head = DepthHead(config.neck.channels, config.image_size[0] // config.view.depth_stride, config.view.depth_bins)
         self.view_transform = ViewTransform(config.neck.channels, config.view)
         self.detection = DetectionHead(config) if "detection" in config.tasks else None
         self.map = MapHead(config, torch.from_numpy(anchors.polylines)) if "map" in config.tasks else None
@@ -72,7 +72,7 @@ class MultitaskModel(nn.Module):
     def image_part(self, images: Tensor) -> tuple[dict[int, Tensor], Tensor]:
         """What needs no geometry: image features by stride and the depth logits (B * 6, D, Hf, Wf)."""
         features = self.neck(self.backbone(images))
-        return features, self.depth_head(features[self.config.view.feature_stride])
+        return features, self.depth_head(features[self.config.view.depth_stride])
 
     def shared(self, inputs: Inputs) -> Outputs:
         """What all heads build on: image features, BEV feature, depth."""

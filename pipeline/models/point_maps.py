@@ -9,10 +9,13 @@ GridSample takes them with align_corners=False; a point no camera sees has the p
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.config import ViewConfig
+from pipeline.taxonomy import CAMERAS
 
 Floats = NDArray[np.float32]
 OUTSIDE = -2.0
@@ -36,6 +39,7 @@ def depth_to_bin(depth_m: Floats, config: ViewConfig) -> Floats:
     return np.log(np.maximum(depth_m, 1e-3) / low) * ((config.depth_bins - 1) / np.log(high / low))
 
 
+@lru_cache(maxsize=4)
 def cell_points(config: ViewConfig) -> Floats:
     """(heights, Y, X, 3) points x, y, z of the BEV frame, metres."""
     x, y = bev_cell_centers(config)
@@ -69,7 +73,7 @@ def point_maps(ego2img: Floats, image_size: tuple[int, int], config: ViewConfig)
 
 def _project(points: Floats, ego2img: Floats) -> tuple[Floats, Floats, Floats]:
     """(P, 3) points -> u, v (pixels) and depth (metres), each (6, P)."""
-    homogeneous = ego2img[:, :3, :3] @ points.T + ego2img[:, :3, 3:]
+    homogeneous = ego2img[:, :3, :3] @ np.ascontiguousarray(points.T) + ego2img[:, :3, 3:]
     depth_m = homogeneous[:, 2]
     inverse = 1.0 / np.maximum(depth_m, MIN_DEPTH_M)
     return homogeneous[:, 0] * inverse, homogeneous[:, 1] * inverse, depth_m
@@ -92,16 +96,23 @@ def _positions(
     camera: NDArray[np.int64], u: Floats, v: Floats, bins: Floats, visible: NDArray[np.bool_], image_size: tuple[int, int], config: ViewConfig
 ) -> tuple[Floats, Floats]:
     """Normalised positions (P, 2) of the chosen camera's pixel in the stacked feature and in the depth image."""
-    rows, columns = (side // config.feature_stride for side in image_size)
     index = np.arange(camera.shape[0])
-    # Clamped to pixel centres at the border, so that a sample never mixes two cameras.
-    column = np.clip((u[camera, index] + 0.5) / config.feature_stride - 0.5, 0, columns - 1)
-    row = np.clip((v[camera, index] + 0.5) / config.feature_stride - 0.5, 0, rows - 1) + camera * rows
-    depth_column = np.round(column) * config.depth_bins + np.clip(bins[camera, index], 0, config.depth_bins - 1)
-    y = (2 * row + 1) / (len(u) * rows) - 1
-    feature = np.stack([(2 * column + 1) / columns - 1, y], axis=-1)
-    depth = np.stack([(2 * depth_column + 1) / (columns * config.depth_bins) - 1, y], axis=-1)
+    u, v, bins = u[camera, index], v[camera, index], np.clip(bins[camera, index], 0, config.depth_bins - 1)
+    column, row, rows, columns = _stacked_pixel(camera, u, v, image_size, config.feature_stride)
+    feature = np.stack([(2 * column + 1) / columns - 1, (2 * row + 1) / rows - 1], axis=-1)
+    column, row, rows, columns = _stacked_pixel(camera, u, v, image_size, config.depth_stride)
+    depth_column = np.round(column) * config.depth_bins + bins
+    depth = np.stack([(2 * depth_column + 1) / (columns * config.depth_bins) - 1, (2 * row + 1) / rows - 1], axis=-1)
     hidden = ~visible[camera, index]
     feature[hidden] = OUTSIDE
     depth[hidden] = OUTSIDE
     return feature.astype(np.float32), depth.astype(np.float32)
+
+
+def _stacked_pixel(camera: NDArray[np.int64], u: Floats, v: Floats, image_size: tuple[int, int], stride: int) -> tuple[Floats, Floats, int, int]:
+    """Feature column and row (P,) in the stack of six cameras, and the stack's rows and columns."""
+    rows, columns = (side // stride for side in image_size)
+    # Clamped to pixel centres at the border, so that a sample never mixes two cameras.
+    column = np.clip((u + 0.5) / stride - 0.5, 0, columns - 1)
+    row = np.clip((v + 0.5) / stride - 0.5, 0, rows - 1) + camera * rows
+    return column, row, rows * len(CAMERAS), columns

@@ -34,7 +34,7 @@ class DepthHead(nn.Module):
         start_at(self.logits, weight=0.0)
 
     def forward(self, feature: Tensor) -> Tensor:
-        """(B * 6, C, Hf, Wf) -> logits (B * 6, D, Hf, Wf); the prior at the start."""
+        """(B * 6, C, Hd, Wd) -> logits (B * 6, D, Hd, Wd); the prior at the start."""
         batch = len(feature) // len(CAMERAS)
         prior = self.prior if batch == 1 else self.prior.repeat(batch, 1, 1, 1)
         return self.logits(self.block(feature)) + prior
@@ -48,7 +48,7 @@ class ViewTransform(nn.Module):
         self.config = config
         heights = len(config.heights_m)
         self.reduce = nn.Conv2d(in_channels, config.lift_channels, 1)
-        self.merge_heights = ConvNormAct(config.lift_channels * heights, config.channels, kernel=1)
+        self.merge_heights = ConvNormAct(config.lift_channels * (heights + 1), config.channels, kernel=1)
         self.encoder = BevEncoder(config.channels, config.encoder_depth)
 
     def forward(self, feature: Tensor, depth_logits: Tensor, point_map_feature: Tensor, point_map_depth: Tensor) -> Tensor:
@@ -56,7 +56,7 @@ class ViewTransform(nn.Module):
 
         Args:
             feature: (B * 6, C, Hf, Wf).
-            depth_logits: (B * 6, D, Hf, Wf), from `DepthHead`.
+            depth_logits: (B * 6, D, Hd, Wd), from `DepthHead`.
             point_map_feature, point_map_depth: (B, K, Y, X, 2).
 
         Returns:
@@ -66,20 +66,25 @@ class ViewTransform(nn.Module):
         return self.encoder(self.merge_heights(lifted))
 
     def gather(self, feature: Tensor, depth: Tensor, point_map_feature: Tensor, point_map_depth: Tensor) -> Tensor:
-        """Sum over cameras of feature times depth: (B, C * heights, Y, X)."""
+        """Sum over cameras of feature times depth for every height, then of the feature alone on the ground: (B, C * (heights + 1), Y, X).
+
+        What is painted on the road is where its pixel meets the ground, whatever the depth distribution makes of it.
+        """
         cameras, heights = len(CAMERAS), len(self.config.heights_m)
         batch, points, rows, columns, _ = point_map_feature.shape
         _, channels, feature_rows, feature_columns = feature.shape
         image = feature.reshape(batch, cameras, channels, feature_rows, feature_columns).transpose(1, 2)
         image = image.reshape(batch, channels, cameras * feature_rows, feature_columns)
-        depth_image = depth.permute(0, 2, 3, 1).reshape(batch, 1, cameras * feature_rows, -1)  # (B, 1, 6 * Hf, Wf * D)
+        depth_image = depth.permute(0, 2, 3, 1).reshape(batch, 1, cameras * depth.shape[2], -1)  # (B, 1, 6 * Hd, Wd * D)
         grid_shape = (batch, points * rows, columns, 2)
         sampled = functional.grid_sample(image, point_map_feature.reshape(grid_shape), align_corners=False)
         weight = functional.grid_sample(depth_image, point_map_depth.reshape(grid_shape), align_corners=False)
-        product = sampled * weight
+        product = (sampled * weight).reshape(batch, channels * heights, -1)
+        ground = sampled[:, :, : rows * (points // heights)].reshape(batch, channels, -1)
+        lifted = torch.cat([product, ground], dim=1)
         if points > heights:
-            product = product.reshape(batch * channels * heights, points // heights, rows * columns).sum(dim=1)
-        return product.reshape(batch, channels * heights, rows, columns)
+            lifted = lifted.reshape(batch * channels * (heights + 1), points // heights, rows * columns).sum(dim=1)
+        return lifted.reshape(batch, channels * (heights + 1), rows, columns)
 
 
 class BevEncoder(nn.Module):

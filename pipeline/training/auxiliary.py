@@ -37,14 +37,14 @@ class AuxiliaryLosses(nn.Module):
 
     def __init__(self, model: ModelConfig, weights: AuxiliaryConfig) -> None:
         super().__init__()
-        self.weights, self.stride = weights, model.view.feature_stride
+        self.weights, self.view = weights, model.view
         self.image_boxes = rare_branch(model.neck.channels, len(DETECTION_CLASSES))
         self.image_lines = rare_branch(model.neck.channels, len(MAP_CLASSES))
         self.image_surface = nn.Conv2d(model.neck.channels, len(OCCUPANCY_CLASSES), 1)
 
     def image_losses(self, image_features: dict[int, Tensor], depth_logits: Tensor, targets: Sequence[Targets]) -> dict[str, Tensor]:
         """Weighted losses on the image features, by name."""
-        feature, weights = image_features[self.stride], self.weights
+        feature, weights = image_features[self.view.depth_stride], self.weights
         losses = {"image_boxes": weights.image_boxes * heat_loss(self.image_boxes(feature), torch.cat([t.image.heat for t in targets]))}
         bins = [t.image.depth_bin for t in targets if t.image.depth_bin is not None]
         surfaces = [t.image.surface for t in targets if t.image.surface is not None]
@@ -53,7 +53,7 @@ class AuxiliaryLosses(nn.Module):
             losses["image_surface"] = weights.image_surface * cell_loss(self.image_surface(feature), torch.cat(surfaces), unknown=UNSEEN)
         lines = [t.image.lines for t in targets if t.image.lines is not None]
         if len(lines) == len(targets):
-            losses["image_lines"] = weights.image_lines * drawn_loss(self.image_lines(feature), torch.cat(lines))
+            losses["image_lines"] = weights.image_lines * drawn_loss(self.image_lines(image_features[self.view.feature_stride]), torch.cat(lines))
         return losses
 
     def forward(self, outputs: Outputs, targets: Sequence[Targets]) -> dict[str, Tensor]:

@@ -25,11 +25,11 @@ NEAREST_M = 1.0
 
 @dataclass(frozen=True)
 class ImageTargets:
-    """Targets of one sample at the stride of the lifted image feature; None where there is no label.
+    """Targets of one sample; None where there is no label. Lines have the stride of the lifted feature (Hf, Wf), the others that of depth (Hd, Wd).
 
-    depth_bin: (6, Hf, Wf) depth in (fractional) bins of the lidar point nearest to the cell's centre, -1 without one.
-    surface: (6, Hf, Wf) Occ3D class of that point, UNSEEN where unknown.
-    heat: (6, 10, Hf, Wf) bells at the box centres, in [0, 1].
+    depth_bin: (6, Hd, Wd) depth in (fractional) bins of the lidar point nearest to the cell's centre, -1 without one.
+    surface: (6, Hd, Wd) Occ3D class of that point, UNSEEN where unknown.
+    heat: (6, 10, Hd, Wd) bells at the box centres, in [0, 1].
     lines: (6, 3, Hf, Wf) map elements, one cell wide, 0 or 1.
     """
 
@@ -50,25 +50,24 @@ def make_image_targets(labels: Labels, ego2img: Floats, config: ModelConfig) -> 
     return ImageTargets(depth_bin, surface, torch.from_numpy(image_heat(labels.boxes, ego2img, config)), lines)
 
 
-def feature_shape(config: ModelConfig) -> tuple[int, int]:
-    """Rows and columns of the lifted image feature."""
-    stride = config.view.feature_stride
+def feature_shape(config: ModelConfig, stride: int) -> tuple[int, int]:
+    """Rows and columns of the image feature of a stride."""
     return config.image_size[0] // stride, config.image_size[1] // stride
 
 
 def lidar_targets(lidar_m: Floats, lidar_class: NDArray[np.uint8], ego2img: Floats, config: ModelConfig) -> tuple[Floats, NDArray[np.uint8]]:
-    """Depth bins and classes (6, Hf, Wf) of the point (M, 3) that is nearest to each feature cell's centre, which is where the lift samples the cell.
+    """Depth bins and classes (6, Hd, Wd) of the point (M, 3) that is nearest to each feature cell's centre, which is where the lift samples the cell.
 
     Cells without a point have -1 and UNSEEN.
     """
-    rows, columns = feature_shape(config)
+    rows, columns = feature_shape(config, config.view.depth_stride)
     depth = np.full((len(ego2img), rows * columns), np.inf, dtype=np.float32)
     surface = np.full(depth.shape, UNSEEN, dtype=np.uint8)
     for camera, projection in enumerate(ego2img):
         image = lidar_m @ projection[:3, :3].T + projection[:3, 3]
         ahead = image[:, 2] > NEAREST_M
         image, classes = image[ahead], lidar_class[ahead]
-        pixel = (image[:, :2] / image[:, 2:] + 0.5) / config.view.feature_stride
+        pixel = (image[:, :2] / image[:, 2:] + 0.5) / config.view.depth_stride
         inside = ((pixel >= 0) & (pixel < (columns, rows))).all(axis=1)
         cell, near, classes = pixel[inside].astype(np.int64), image[inside, 2], classes[inside]
         off_center = np.abs(pixel[inside] - cell - 0.5).max(axis=1)
@@ -82,9 +81,9 @@ def lidar_targets(lidar_m: Floats, lidar_class: NDArray[np.uint8], ego2img: Floa
 
 
 def image_heat(boxes: BoxLabels, ego2img: Floats, config: ModelConfig) -> Floats:
-    """(6, 10, Hf, Wf): a bell around each box centre in the image features, as wide as the box looks."""
-    stride = config.view.feature_stride
-    rows, columns = feature_shape(config)
+    """(6, 10, Hd, Wd): a bell around each box centre in the image features, as wide as the box looks."""
+    stride = config.view.depth_stride
+    rows, columns = feature_shape(config, config.view.depth_stride)
     heat = np.zeros((len(ego2img), len(DETECTION_CLASSES), rows, columns), dtype=np.float32)
     for camera, projection in enumerate(ego2img):
         image = boxes.centers_m @ projection[:3, :3].T + projection[:3, 3]
@@ -114,7 +113,7 @@ def add_bell(heat: Floats, center: NDArray[np.floating], sigma: NDArray[np.float
 
 def image_lines(lines: MapLines, ego2img: Floats, config: ModelConfig) -> Floats:
     """(6, 3, Hf, Wf): map elements on the ground as the cameras see them; pieces behind a camera are left out."""
-    rows, columns = feature_shape(config)
+    rows, columns = feature_shape(config, config.view.feature_stride)
     canvas = np.zeros((len(ego2img), len(MAP_CLASSES), rows, columns), dtype=np.uint8)
     for line_m, class_id in zip(lines.points_m, lines.class_id, strict=True):
         ground = resample(line_m, max(2, round(float(np.linalg.norm(np.diff(line_m, axis=0), axis=1).sum()))))  # a point a metre

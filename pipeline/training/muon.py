@@ -30,29 +30,43 @@ class Muon(torch.optim.Optimizer):
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """One update of all parameters that have a gradient; `closure` is not used."""
         for group in self.param_groups:
+            # Matrices of one shape go through the iteration together: a hundred small products one by one would cost more than the arithmetic.
+            stacks: dict[tuple[int, int], list[tuple[Tensor, Tensor]]] = {}
             for parameter in group["params"]:
-                if parameter.grad is None:
-                    continue
-                state = self.state[parameter]
-                if not state:
-                    state["momentum"] = torch.zeros_like(parameter.grad)
-                average = state["momentum"].lerp_(parameter.grad, 1 - group["momentum"])
-                update = orthogonal(parameter.grad.lerp(average, group["momentum"]).reshape(len(parameter), -1))  # Nesterov
-                parameter.mul_(1 - group["lr"] * group["weight_decay"]).add_(update.reshape(parameter.shape), alpha=-group["lr"])
+                if parameter.grad is not None:
+                    update = self._direction(parameter, group["momentum"])
+                    rows, columns = update.shape
+                    flat = update if rows <= columns else update.T
+                    stacks.setdefault((min(rows, columns), max(rows, columns)), []).append((parameter, flat))
+            for members in stacks.values():
+                updates = orthogonal(torch.stack([flat for _, flat in members]))
+                for (parameter, _), update in zip(members, updates, strict=True):
+                    self._apply(parameter, update, group["lr"], group["weight_decay"])
+
+    def _direction(self, parameter: Tensor, momentum: float) -> Tensor:
+        """Nesterov momentum as a matrix (rows, columns)."""
+        state = self.state[parameter]
+        if not state:
+            state["momentum"] = torch.zeros_like(parameter.grad)
+        average = state["momentum"].lerp_(parameter.grad, 1 - momentum)
+        return parameter.grad.lerp(average, momentum).reshape(len(parameter), -1)
+
+    @staticmethod
+    def _apply(parameter: Tensor, update: Tensor, lr: float, weight_decay: float) -> None:
+        rows, columns = len(parameter), parameter[0].numel()
+        # Taller than wide: scaled up, so that outputs change alike for all shapes.
+        step = lr * max(1.0, rows / columns) ** 0.5
+        parameter.mul_(1 - lr * weight_decay).add_((update if rows <= columns else update.T).reshape(parameter.shape), alpha=-step)
 
 
-def orthogonal(matrix: Tensor) -> Tensor:
-    """The matrix with all singular values near one, times sqrt(rows / columns) if it is taller than wide, so that outputs change alike for all
-    shapes.
-    """
-    rows, columns = matrix.shape
-    x = matrix.T if rows > columns else matrix
-    x = x / (x.norm() + 1e-7)
+def orthogonal(matrices: Tensor) -> Tensor:
+    """(..., rows, columns) with rows <= columns -> the same with all singular values near one."""
+    x = matrices / (matrices.norm(dim=(-2, -1), keepdim=True) + 1e-7)
     a, b, c = COEFFICIENTS
     for _ in range(ROUNDS):
-        gram = x @ x.T
+        gram = x @ x.mT
         x = a * x + (b * gram + c * gram @ gram) @ x
-    return x.T * (rows / columns) ** 0.5 if rows > columns else x
+    return x
 
 
 def is_matrix(parameter: Tensor) -> bool:

@@ -48,8 +48,8 @@ def log_frequency(counts: Floats, axis: int) -> Tensor:
 
 
 def depth_counts(config: ModelConfig, labels: LabelStore, records: Sequence[SampleRecord]) -> Floats:
-    """(6, D, Hf): how often the lidar falls into each depth bin, by camera and feature row."""
-    bins, rows = config.view.depth_bins, feature_shape(config)[0]
+    """(6, D, Hd): how often the lidar falls into each depth bin, by camera and row."""
+    bins, rows = config.view.depth_bins, feature_shape(config, config.view.depth_stride)[0]
     counts = np.zeros((len(CAMERAS), rows, bins))
     for record in records:
         label = labels.get(record)

@@ -179,9 +179,11 @@ def line_pull(lines: MapLines, config: ModelConfig) -> Floats:
     for class_id in np.unique(lines.class_id):
         of_class = [line for line, number in zip(lines.points_m, lines.class_id, strict=True) if number == class_id]
         points = np.concatenate([resample(line, max(2, int(2 * np.linalg.norm(np.diff(line, axis=0), axis=1).sum()))) for line in of_class])
-        distance, nearest = cKDTree(points).query(cells, distance_upper_bound=FIELD_REACH_M)
+        # Most cells are far from all lines: only those in reach of their bounding box are asked.
+        asked = np.flatnonzero(((cells > points.min(axis=0) - FIELD_REACH_M) & (cells < points.max(axis=0) + FIELD_REACH_M)).all(axis=1))
+        distance, nearest = cKDTree(points).query(cells[asked], distance_upper_bound=FIELD_REACH_M)
         near = np.isfinite(distance)
-        field[class_id, near] = points[nearest[near]] - cells[near]
+        field[class_id, asked[near]] = points[nearest[near]] - cells[asked[near]]
     return np.ascontiguousarray(field.transpose(0, 2, 1)).reshape(len(MAP_CLASSES), 2, *config.view.cells)
 
 

@@ -48,7 +48,7 @@ def test_bev_gathers_the_feature_of_a_cell_from_where_the_camera_sees_it(rig: np
     row, column = int(np.abs(y - 1.0).argmin()), int(np.abs(x - 9.0).argmin())
     point_m = np.array([x[column], y[row], 0.0])
     bin_number = int(np.round(depth_to_bin(np.float32([pixel_of(rig[FRONT], point_m)[2]]), config.view))[0])
-    depth = torch.zeros(6, config.view.depth_bins, *marked_feature(config, rig, point_m).shape[2:])
+    depth = torch.zeros(6, config.view.depth_bins, *(side // config.view.depth_stride for side in config.image_size))
     depth[:, bin_number] = 1.0
     maps = [torch.from_numpy(value)[None] for value in point_maps(rig, config.image_size, config.view)]
     view = ViewTransform(config.neck.channels, config.view)

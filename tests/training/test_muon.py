@@ -7,12 +7,28 @@ from torch import nn
 from pipeline.training.muon import Muon, is_matrix, orthogonal
 
 
-@pytest.mark.parametrize("shape", [(16, 32), (32, 8), (8, 64)])
-def test_updates_have_even_singular_values(shape: tuple[int, int]) -> None:
+def test_updates_have_even_singular_values() -> None:
     torch.manual_seed(0)
-    matrix = torch.randn(shape) @ torch.diag(torch.logspace(0, -1, shape[1]))
-    values = torch.linalg.svdvals(orthogonal(matrix)) / max(1.0, shape[0] / shape[1]) ** 0.5
+    matrices = torch.randn(3, 8, 64) * torch.logspace(0, -1, 64)
+    values = torch.linalg.svdvals(orthogonal(matrices))
     assert 0.4 < float(values.min()) <= float(values.max()) < 1.3
+
+
+@pytest.mark.parametrize("shape", [(16, 32), (32, 16)])
+def test_matrices_of_one_shape_are_updated_as_if_alone(shape: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    start, gradients = [torch.randn(shape) for _ in range(3)], [torch.randn(shape) for _ in range(3)]
+
+    def updated(numbers: list[int]) -> list[torch.Tensor]:
+        parameters = [nn.Parameter(start[number].clone()) for number in numbers]
+        for parameter, number in zip(parameters, numbers, strict=True):
+            parameter.grad = gradients[number]
+        Muon(parameters, lr=0.1).step()
+        return [parameter.detach() for parameter in parameters]
+
+    together, alone = updated([0, 1, 2]), [updated([number])[0] for number in range(3)]
+    for first, second in zip(together, alone, strict=True):
+        torch.testing.assert_close(first, second, atol=1e-5, rtol=1e-4)
 
 
 def test_a_step_goes_downhill_and_keeps_the_shape_of_a_kernel() -> None:

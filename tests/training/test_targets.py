@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from pipeline.models.export import example_rig
+from pipeline.models.heads.detection import POSITION_STEP_M
 from pipeline.models.point_maps import bev_cell_centers, depth_to_bin
 from pipeline.taxonomy import DETECTION_CLASSES, OCCUPANCY_FREE
 from pipeline.training.augmentation import Augmentation
@@ -39,7 +40,7 @@ def test_box_peak_is_at_its_pixel(targets: Targets) -> None:
     config = tiny_config()
     u, v, depth_m, _ = example_rig(config)[FRONT] @ np.append(CENTER_M, 1.0)
     row, column = np.unravel_index(int(targets.image.heat[FRONT, CAR].argmax()), targets.image.heat[FRONT, CAR].shape)
-    stride = config.view.feature_stride
+    stride = config.view.depth_stride
     assert (column, row) == (int((u / depth_m + 0.5) // stride), int((v / depth_m + 0.5) // stride))
 
 
@@ -47,7 +48,7 @@ def test_depth_is_that_of_a_point_in_the_cell(targets: Targets) -> None:
     config = tiny_config()
     assert targets.image.depth_bin is not None
     u, v, depth_m, _ = example_rig(config)[FRONT] @ np.append(CENTER_M, 1.0)
-    stride = config.view.feature_stride
+    stride = config.view.depth_stride
     found = targets.image.depth_bin[FRONT, int((v / depth_m + 0.5) // stride), int((u / depth_m + 0.5) // stride)]
     assert float(found) == pytest.approx(float(depth_to_bin(np.float32([depth_m]), config.view)[0]), abs=1e-4)
 
@@ -73,3 +74,16 @@ def test_thinning_drops_only_free_voxels() -> None:
     assert (thinned[4000:] == 4).all()
     assert np.mean(thinned[:4000] == OCCUPANCY_FREE) == pytest.approx(1 / FREE_THINNING, abs=0.05)
     assert set(np.unique(thinned)) == {4, OCCUPANCY_FREE, UNSEEN}
+
+
+def test_fields_point_to_the_nearest_box_and_line(targets: Targets) -> None:
+    x, y = bev_cell_centers(tiny_config().view)
+    row, column = int(np.abs(y - 3.0).argmin()), int(np.abs(x - 9.0).argmin())
+    way = targets.bev_boxes[:2, row, column].numpy() * POSITION_STEP_M
+    np.testing.assert_allclose([x[column] + way[0], y[row] + way[1]], CENTER_M[:2], atol=1e-4)
+    assert bool(targets.bev_boxes[:, 0, 0].isnan().all())  # far from the box
+    assert targets.line_pull is not None
+    pull = targets.line_pull[2, :, row, column].numpy()
+    assert y[row] + pull[1] == pytest.approx(3.0, abs=1e-4)
+    assert abs(pull[0]) < 0.5
+    assert bool(targets.line_pull[0].isnan().all())  # no divider in this sample

@@ -28,7 +28,10 @@ ALL = {"detection": 1, "map": 1, "occupancy": 1}
 
 
 def make_config(**train: object) -> Config:
-    values = {"model": TINY, "train": {"image_steps": 0, "steps": 6, "batch_scenes": 2, "log_every": 1, "checkpoint_every": 3, "threads": 2, "balance": {"every": 2}}}
+    values = {
+        "model": TINY,
+        "train": {"image_steps": 0, "steps": 6, "batch_scenes": 2, "log_every": 1, "checkpoint_every": 3, "threads": 2, "balance": {"every": 2}},
+    }
     return Config.model_validate(merge(values, {"train": train}))
 
 
