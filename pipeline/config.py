@@ -308,6 +308,7 @@ class TrainConfig(Section):
     seed: int = Field(0, ge=0, description="seed of weights, sampling and augmentation")
     steps: PositiveInt = Field(420, description="optimizer steps of the whole network")
     image_steps: int = Field(450, ge=0, description="optimizer steps before these that train backbone, neck and depth alone, on the image losses")
+    freeze_image: bool = Field(True, description="keep backbone, neck and depth as the image steps left them; needs image_steps above 0")
     batch_scenes: int = Field(4, ge=1, description="scenes streamed in parallel: samples of one step")
     matrix_learning_rate: PositiveFloat = Field(0.05, description="peak learning rate of Muon, which trains kernels and linear weights")
     learning_rate: PositiveFloat = Field(5e-3, description="peak learning rate of AdamW, which trains everything else")
@@ -324,6 +325,12 @@ class TrainConfig(Section):
     augmentation: AugmentationConfig = AugmentationConfig()
     auxiliary: AuxiliaryConfig = AuxiliaryConfig()
     balance: BalanceConfig = BalanceConfig()
+
+    @model_validator(mode="after")
+    def _frozen_after_training(self) -> TrainConfig:
+        if self.freeze_image and self.image_steps == 0:
+            raise ValueError("freeze_image is true but image_steps is 0: the image part would stay untrained")
+        return self
 
 
 # --------------------------------------------------------------------------------------------------------------- evaluate

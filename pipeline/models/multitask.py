@@ -74,16 +74,16 @@ class MultitaskModel(nn.Module):
         features = self.neck(self.backbone(images))
         return features, self.depth_head(features[self.config.view.depth_stride])
 
-    def shared(self, inputs: Inputs) -> Outputs:
-        """What all heads build on: image features, BEV feature, depth."""
-        features, depth_logits = self.image_part(inputs.images)
+    def lift(self, features: dict[int, Tensor], depth_logits: Tensor, inputs: Inputs) -> Outputs:
+        """What all heads build on: the results of `image_part` and the BEV feature."""
         lifted = features[self.config.view.feature_stride]
         bev = self.view_transform(lifted, depth_logits, inputs.point_map_feature, inputs.point_map_depth)
         return Outputs(features, bev, depth_logits)
 
     def forward(self, inputs: Inputs) -> Outputs:
         """Run all heads."""
-        return self.heads(self.shared(inputs), inputs)
+        features, depth_logits = self.image_part(inputs.images)
+        return self.heads(self.lift(features, depth_logits, inputs), inputs)
 
     def heads(self, outputs: Outputs, inputs: Inputs) -> Outputs:
         """Fill in the heads' fields of `outputs`."""

@@ -19,7 +19,7 @@ from pipeline.models.multitask import Outputs
 from pipeline.taxonomy import DETECTION_CLASSES, MAP_CLASSES, OCCUPANCY_CLASSES
 from pipeline.training.labels import UNSEEN
 from pipeline.training.losses import cell_loss, depth_loss, drawn_loss, field_loss, heat_loss
-from pipeline.training.targets import Targets
+from pipeline.training.targets import BevTargets, Targets
 
 # Ways and shapes against class scores in the loss of the box field.
 BOX_FIELD_WEIGHT = 4.0
@@ -43,35 +43,40 @@ class AuxiliaryLosses(nn.Module):
         self.image_surface = nn.Conv2d(model.neck.channels, len(OCCUPANCY_CLASSES), 1)
 
     def image_losses(self, image_features: dict[int, Tensor], depth_logits: Tensor, targets: Sequence[Targets]) -> dict[str, Tensor]:
-        """Weighted losses on the image features, by name."""
+        """Weighted losses on the image features, by name; none where the targets hold no image part."""
+        images = [target.image for target in targets if target.image is not None]
+        if not images:
+            return {}
         feature, weights = image_features[self.view.depth_stride], self.weights
-        losses = {"image_boxes": weights.image_boxes * heat_loss(self.image_boxes(feature), torch.cat([t.image.heat for t in targets]))}
-        bins = [t.image.depth_bin for t in targets if t.image.depth_bin is not None]
-        surfaces = [t.image.surface for t in targets if t.image.surface is not None]
+        losses = {"image_boxes": weights.image_boxes * heat_loss(self.image_boxes(feature), torch.cat([image.heat for image in images]))}
+        bins = [image.depth_bin for image in images if image.depth_bin is not None]
+        surfaces = [image.surface for image in images if image.surface is not None]
         if len(bins) == len(surfaces) == len(targets):
             losses["depth"] = weights.depth * depth_loss(depth_logits, torch.cat(bins))
             losses["image_surface"] = weights.image_surface * cell_loss(self.image_surface(feature), torch.cat(surfaces), unknown=UNSEEN)
-        lines = [t.image.lines for t in targets if t.image.lines is not None]
+        lines = [image.lines for image in images if image.lines is not None]
         if len(lines) == len(targets):
-            losses["image_lines"] = weights.image_lines * drawn_loss(self.image_lines(image_features[self.view.feature_stride]), torch.cat(lines))
+            drawn = self.image_lines(image_features[self.view.feature_stride])
+            losses["image_lines"] = weights.image_lines * drawn_loss(drawn, torch.cat(lines))
         return losses
 
     def forward(self, outputs: Outputs, targets: Sequence[Targets]) -> dict[str, Tensor]:
         """All weighted losses by name. A loss whose labels some sample of the batch lacks is left out for this batch."""
         losses = self.image_losses(outputs.image_features, outputs.depth_logits, targets)
+        grids = [target.bev for target in targets if target.bev is not None]
         if outputs.det_field is not None:
-            losses["bev_boxes"] = self.weights.bev_boxes * self._box_field(outputs.det_field, targets)
-        lines = [target.bev_lines for target in targets if target.bev_lines is not None]
-        pulls = [target.line_pull for target in targets if target.line_pull is not None]
+            losses["bev_boxes"] = self.weights.bev_boxes * box_field_loss(outputs.det_field, grids)
+        lines = [grid.lines for grid in grids if grid.lines is not None]
+        pulls = [grid.pull for grid in grids if grid.pull is not None]
         if outputs.map_field is not None and len(lines) == len(pulls) == len(targets):
             passes, ways = outputs.map_field.split((len(MAP_CLASSES), 2 * len(MAP_CLASSES)), dim=1)
             way_loss = field_loss(ways, torch.stack(pulls).flatten(1, 2))
             losses["bev_lines"] = self.weights.bev_lines * (drawn_loss(passes, torch.stack(lines)) + way_loss)
         return losses
 
-    @staticmethod
-    def _box_field(field: Tensor, targets: Sequence[Targets]) -> Tensor:
-        """Loss of the detection head's dense field (B, FIELD, Y, X): class scores, then ways and shapes."""
-        heat, boxes = torch.stack([target.bev_heat for target in targets]), torch.stack([target.bev_boxes for target in targets])
-        classes = heat.shape[1]
-        return heat_loss(field[:, :classes], heat) + BOX_FIELD_WEIGHT * field_loss(field[:, classes:], boxes)
+
+def box_field_loss(field: Tensor, grids: Sequence[BevTargets]) -> Tensor:
+    """Loss of the detection head's dense field (B, FIELD, Y, X): class scores, then ways and shapes."""
+    heat, boxes = torch.stack([grid.heat for grid in grids]), torch.stack([grid.boxes for grid in grids])
+    classes = heat.shape[1]
+    return heat_loss(field[:, :classes], heat) + BOX_FIELD_WEIGHT * field_loss(field[:, classes:], boxes)

@@ -8,7 +8,7 @@ therefore sees what an uninterrupted run sees, without any generator state to be
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from pipeline.models.point_maps import point_maps
 from pipeline.models.preprocess import normalise_batch
 from pipeline.training.augmentation import Augmentation, augment_ego2img, augment_images, augment_labels, draw, photometric
 from pipeline.training.labels import LabelStore
-from pipeline.training.targets import Targets, make_targets
+from pipeline.training.targets import Part, Targets, make_targets
 
 
 @dataclass(frozen=True)
@@ -101,22 +101,18 @@ class BatchLoader:
     def _sample(self, item: StreamItem, step: int, slot: int) -> Sample:
         config, record = self._config, self.record(item.token)
         random = np.random.default_rng([config.train.seed, 2, step, slot])
-        image_only = step < config.train.image_steps
-        return self.build(record, self._augmentations[slot], not item.previous, random, image_only)
+        part: Part = "image" if step < config.train.image_steps else "bev" if config.train.freeze_image else "all"
+        return self.build(record, self._augmentations[slot], not item.previous, random, part)
 
-    def build(
-        self, record: SampleRecord, augmentation: Augmentation, starts_scene: bool, random: np.random.Generator, image_only: bool = False
-    ) -> Sample:
-        """One augmented sample with its targets; `image_only` leaves out what only the BEV part needs: point maps and occupancy."""
+    def build(self, record: SampleRecord, augmentation: Augmentation, starts_scene: bool, random: np.random.Generator, part: Part = "all") -> Sample:
+        """One augmented sample with what the given part of the network needs: no point maps for the image part, no image targets for the BEV part."""
         model, topology = self._config.model, self._config.maps.topology
         size = model.image_size
         pixels = photometric(self._images.images(record), self._config.train.augmentation.photometric, random)
         ego2img = augment_ego2img(network_ego2img(record, size), augmentation, size[1]).astype(np.float32)
         no_map = np.zeros((0, 2), dtype=np.float32)
-        map_feature, map_depth = (no_map, no_map) if image_only else point_maps(ego2img, size, model.view)
+        map_feature, map_depth = (no_map, no_map) if part == "image" else point_maps(ego2img, size, model.view)
         labels = augment_labels(self._labels.get(record), augmentation, topology.x_range_m, topology.y_range_m)
-        if image_only:
-            labels = replace(labels, occupancy=None)
         return Sample(
             token=record.token,
             starts_scene=starts_scene,
@@ -126,7 +122,7 @@ class BatchLoader:
             point_map_depth=map_depth,
             ego2global=record.ego2global @ np.linalg.inv(augmentation.matrix),
             timestamp_us=record.timestamp_us,
-            targets=make_targets(labels, augmentation, ego2img, model, random),
+            targets=make_targets(labels, augmentation, ego2img, model, random, part),
         )
 
 

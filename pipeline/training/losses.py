@@ -179,10 +179,11 @@ class OccupancyLoss:
 
     def __call__(self, logits: Tensor, targets: list[Targets]) -> Tensor:
         """Logits (B, V, 18); mean over the samples with labels, zero without any."""
-        labelled = [number for number, target in enumerate(targets) if target.occupancy is not None]
+        truths = [target.bev.occupancy if target.bev is not None else None for target in targets]
+        labelled = [number for number, truth in enumerate(truths) if truth is not None]
         if not labelled:
             return logits.sum() * 0.0
-        labels = torch.stack([target.occupancy for target in targets if target.occupancy is not None])
+        labels = torch.stack([truth for truth in truths if truth is not None])
         chosen = logits if len(labelled) == len(targets) else logits[labelled]
         seen = (labels.flatten() != UNSEEN).nonzero().squeeze(1)
         voxels, classes = chosen.flatten(0, 1).index_select(0, seen), labels.flatten()[seen].long()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import cv2
 import numpy as np
@@ -37,18 +38,35 @@ FREE_THINNING = 4
 OCC3D_RANGE_M = (_axis_range_m(0), _axis_range_m(1), _axis_range_m(2))
 
 
+# What a step trains: the image features alone, all that comes after them, or everything.
+Part = Literal["image", "bev", "all"]
+
+
+@dataclass(frozen=True)
+class BevTargets:
+    """What is supervised in the BEV grid; None where there is no label.
+
+    occupancy: (V,) classes in the order of the head, UNSEEN where no camera looks.
+    heat: (10, Y, X) bells at the box centres, in [0, 1].
+    boxes: (8, Y, X) way to the nearest box in POSITION_STEP_M and its shape relative to an anchor's, NaN farther than FIELD_REACH_M from any box.
+    lines: (3, Y, X) map elements drawn one cell wide, 0 or 1.
+    pull: (3, 2, Y, X) way to the nearest point of an element of each class, m, NaN farther than FIELD_REACH_M.
+    """
+
+    occupancy: Tensor | None
+    heat: Tensor
+    boxes: Tensor
+    lines: Tensor | None
+    pull: Tensor | None
+
+
 @dataclass(frozen=True)
 class Targets:
-    """Targets of one sample; None where there is no label.
+    """Targets of one sample; None where there is no label, or where the step does not train the part.
 
     boxes: (M, 11) box states with NaN velocities where unknown, and box_class (M,).
     lines: (L, V, 20, 2) the same element in its V equivalent point orders (the order does not matter, so the loss takes the nearest), metres;
     line_class (L,), line_closed (L,).
-    occupancy: (V,) classes in the order of the head, UNSEEN where no camera looks.
-    bev_heat: (10, Y, X) and bev_lines: (3, Y, X), in [0, 1].
-    bev_boxes: (8, Y, X) way to the nearest box in POSITION_STEP_M and its shape relative to an anchor's, NaN farther than FIELD_REACH_M from any box.
-    line_pull: (3, 2, Y, X) way to the nearest point of an element of each class, m, NaN farther than FIELD_REACH_M.
-    image: what is supervised in the image features.
     """
 
     boxes: Tensor
@@ -56,33 +74,39 @@ class Targets:
     lines: Tensor | None
     line_class: Tensor | None
     line_closed: Tensor | None
-    occupancy: Tensor | None
-    bev_heat: Tensor
-    bev_boxes: Tensor
-    bev_lines: Tensor | None
-    line_pull: Tensor | None
-    image: ImageTargets
+    bev: BevTargets | None
+    image: ImageTargets | None
 
 
-def make_targets(labels: Labels, augmentation: Augmentation, ego2img: Floats, config: ModelConfig, random: np.random.Generator) -> Targets:
-    """Targets for labels that are already in the augmented frame (occupancy alone is still in the ego frame); `ego2img` (6, 4, 4) as the network
-    gets it.
+def make_targets(
+    labels: Labels, augmentation: Augmentation, ego2img: Floats, config: ModelConfig, random: np.random.Generator, part: Part = "all"
+) -> Targets:
+    """Targets for labels that are already in the augmented frame (occupancy alone is still in the ego frame).
+
+    `ego2img` (6, 4, 4) is as the network gets it; `random` chooses the free voxels that count.
     """
-    boxes = boxes_in_range(labels.boxes, config)
-    lines = None if labels.map is None else line_orders(labels.map)
-    occupancy = None if labels.occupancy is None else thin_free(occupancy_target(labels.occupancy, augmentation, config), random)
+    labels = replace(labels, boxes=boxes_in_range(labels.boxes, config))
+    lines = labels.map
     return Targets(
-        boxes=torch.from_numpy(box_states(boxes)),
-        box_class=torch.from_numpy(boxes.class_id),
-        lines=None if lines is None else torch.from_numpy(lines),
-        line_class=None if labels.map is None else torch.from_numpy(labels.map.class_id),
-        line_closed=None if labels.map is None else torch.from_numpy(labels.map.closed),
+        boxes=torch.from_numpy(box_states(labels.boxes)),
+        box_class=torch.from_numpy(labels.boxes.class_id),
+        lines=None if lines is None else torch.from_numpy(line_orders(lines)),
+        line_class=None if lines is None else torch.from_numpy(lines.class_id),
+        line_closed=None if lines is None else torch.from_numpy(lines.closed),
+        bev=None if part == "image" else make_bev_targets(labels, augmentation, config, random),
+        image=None if part == "bev" else make_image_targets(labels, ego2img, config),
+    )
+
+
+def make_bev_targets(labels: Labels, augmentation: Augmentation, config: ModelConfig, random: np.random.Generator) -> BevTargets:
+    """The dense targets of `make_targets`."""
+    occupancy = None if labels.occupancy is None else thin_free(occupancy_target(labels.occupancy, augmentation, config), random)
+    return BevTargets(
         occupancy=None if occupancy is None else torch.from_numpy(occupancy),
-        bev_heat=torch.from_numpy(bev_heat(boxes, config)),
-        bev_boxes=torch.from_numpy(bev_boxes(boxes, config)),
-        line_pull=None if labels.map is None else torch.from_numpy(line_pull(labels.map, config)),
-        bev_lines=None if labels.map is None else torch.from_numpy(bev_lines(labels.map, config)),
-        image=make_image_targets(labels, ego2img, config),
+        heat=torch.from_numpy(bev_heat(labels.boxes, config)),
+        boxes=torch.from_numpy(bev_boxes(labels.boxes, config)),
+        lines=None if labels.map is None else torch.from_numpy(bev_lines(labels.map, config)),
+        pull=None if labels.map is None else torch.from_numpy(line_pull(labels.map, config)),
     )
 
 

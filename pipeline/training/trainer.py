@@ -172,7 +172,7 @@ class Trainer:
         if self.step < self.config.train.image_steps:
             return self._image_step(batch)
         inputs = self.inputs(batch)
-        outputs = self.model(inputs)
+        outputs = self._forward(inputs)
         task_losses = self.task_losses(outputs, inputs, batch)
         extra = self.auxiliary(outputs, batch.targets)
         self._balance(task_losses, outputs)
@@ -189,6 +189,15 @@ class Trainer:
             raise ModelError(f"loss is not finite at step {self.step} ({names}); samples {', '.join(batch.tokens)}")
         self._optimize(total)
         return {**losses, **{f"weight_{task}": weight for task, weight in self.task_weights.items()}}
+
+    def _forward(self, inputs: Inputs) -> Outputs:
+        if not self.config.train.freeze_image:
+            return self.model(inputs)
+        for module in (self.model.backbone, self.model.neck, self.model.depth_head):
+            module.eval()
+        with torch.no_grad():
+            features, depth_logits = self.model.image_part(inputs.images)
+        return self.model.heads(self.model.lift(features, depth_logits, inputs), inputs)
 
     def _image_step(self, batch: Batch) -> dict[str, float]:
         features, depth_logits = self.model.image_part(batch.images)
@@ -219,7 +228,8 @@ class Trainer:
     def _balance(self, losses: dict[str, Tensor], outputs: Outputs) -> None:
         balance = self.config.train.balance
         if balance.method == "gradient_norm" and len(losses) > 1 and self.step % balance.every == 0:
-            self.task_weights = update_weights(self.task_weights, gradient_norms(losses, list(outputs.image_features.values())), balance)
+            shared = [outputs.bev] if self.config.train.freeze_image else list(outputs.image_features.values())
+            self.task_weights = update_weights(self.task_weights, gradient_norms(losses, shared), balance)
 
     def _optimize(self, loss: Tensor) -> None:
         factor, train = learning_rate_factor(self.step, self.config.train), self.config.train

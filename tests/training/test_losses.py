@@ -9,7 +9,6 @@ import torch
 from pipeline.config import BalanceConfig
 from pipeline.training.assignment import nearest_anchors, one_to_one
 from pipeline.training.balance import gradient_norms, update_weights
-from pipeline.training.image_targets import ImageTargets
 from pipeline.training.labels import MapLines
 from pipeline.training.losses import (
     MapLoss,
@@ -23,19 +22,13 @@ from pipeline.training.losses import (
     order_distance,
     topology_loss,
 )
-from pipeline.training.targets import LINE_POINTS, UNSEEN, Targets, line_orders
+from pipeline.training.targets import LINE_POINTS, UNSEEN, BevTargets, Targets, line_orders
 from tests.models.tiny import tiny_config
 
 
 def empty_targets(**fields: object) -> Targets:
-    values = {
-        "boxes": torch.zeros(0, 11),
-        "box_class": torch.zeros(0, dtype=torch.long),
-        "image": ImageTargets(None, None, torch.zeros(6, 10, 4, 4), None),
-        "bev_heat": torch.zeros(10, 4, 4),
-        "bev_boxes": torch.zeros(8, 4, 4),
-    }
-    absent = dict.fromkeys(("lines", "line_class", "line_closed", "occupancy", "bev_lines", "line_pull"))
+    values = {"boxes": torch.zeros(0, 11), "box_class": torch.zeros(0, dtype=torch.long)}
+    absent = dict.fromkeys(("lines", "line_class", "line_closed", "bev", "image"))
     return Targets(**{**absent, **values, **fields})
 
 
@@ -143,7 +136,7 @@ def test_occupancy_loss_ignores_unseen_voxels_and_is_zero_without_labels() -> No
     logits[0, 0, 4] = logits[0, 2, 17] = 30.0
     wrong = logits.clone()
     wrong[0, 1, 3] = 50.0
-    target = [empty_targets(occupancy=labels)]
+    target = [empty_targets(bev=BevTargets(labels, torch.zeros(10, 4, 4), torch.zeros(8, 4, 4), None, None))]
     assert float(loss(logits, target)) == pytest.approx(0.0, abs=1e-4)
     assert float(loss(wrong, target)) == pytest.approx(float(loss(logits, target)))
     assert float(loss(logits, [empty_targets()])) == 0.0

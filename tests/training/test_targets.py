@@ -31,9 +31,9 @@ def targets() -> Targets:
 
 def test_box_peak_is_at_its_bev_cell(targets: Targets) -> None:
     x, y = bev_cell_centers(tiny_config().view)
-    row, column = np.unravel_index(int(targets.bev_heat[CAR].argmax()), targets.bev_heat[CAR].shape)
+    row, column = np.unravel_index(int(targets.bev.heat[CAR].argmax()), targets.bev.heat[CAR].shape)
     assert (abs(x[column] - CENTER_M[0]), abs(y[row] - CENTER_M[1])) <= (1.01, 1.01)
-    assert targets.bev_heat[:CAR].sum() + targets.bev_heat[CAR + 1 :].sum() == 0
+    assert targets.bev.heat[:CAR].sum() + targets.bev.heat[CAR + 1 :].sum() == 0
 
 
 def test_box_peak_is_at_its_pixel(targets: Targets) -> None:
@@ -55,11 +55,11 @@ def test_depth_is_that_of_a_point_in_the_cell(targets: Targets) -> None:
 
 def test_line_is_drawn_along_its_row(targets: Targets) -> None:
     _, y = bev_cell_centers(tiny_config().view)
-    assert targets.bev_lines is not None
-    rows = np.flatnonzero(targets.bev_lines[2].sum(dim=1).numpy() > 10)
+    assert targets.bev.lines is not None
+    rows = np.flatnonzero(targets.bev.lines[2].sum(dim=1).numpy() > 10)
     assert len(rows) == 1
     assert abs(y[rows[0]] - 3.0) <= 1.01
-    assert targets.bev_lines[:2].sum() == 0
+    assert targets.bev.lines[:2].sum() == 0
 
 
 def test_box_state_holds_logarithms_and_heading(targets: Targets) -> None:
@@ -79,11 +79,11 @@ def test_thinning_drops_only_free_voxels() -> None:
 def test_fields_point_to_the_nearest_box_and_line(targets: Targets) -> None:
     x, y = bev_cell_centers(tiny_config().view)
     row, column = int(np.abs(y - 3.0).argmin()), int(np.abs(x - 9.0).argmin())
-    way = targets.bev_boxes[:2, row, column].numpy() * POSITION_STEP_M
+    way = targets.bev.boxes[:2, row, column].numpy() * POSITION_STEP_M
     np.testing.assert_allclose([x[column] + way[0], y[row] + way[1]], CENTER_M[:2], atol=1e-4)
-    assert bool(targets.bev_boxes[:, 0, 0].isnan().all())  # far from the box
-    assert targets.line_pull is not None
-    pull = targets.line_pull[2, :, row, column].numpy()
+    assert bool(targets.bev.boxes[:, 0, 0].isnan().all())  # far from the box
+    assert targets.bev.pull is not None
+    pull = targets.bev.pull[2, :, row, column].numpy()
     assert y[row] + pull[1] == pytest.approx(3.0, abs=1e-4)
     assert abs(pull[0]) < 0.5
-    assert bool(targets.line_pull[0].isnan().all())  # no divider in this sample
+    assert bool(targets.bev.pull[0].isnan().all())  # no divider in this sample

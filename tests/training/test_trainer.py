@@ -30,7 +30,16 @@ ALL = {"detection": 1, "map": 1, "occupancy": 1}
 def make_config(**train: object) -> Config:
     values = {
         "model": TINY,
-        "train": {"image_steps": 0, "steps": 6, "batch_scenes": 2, "log_every": 1, "checkpoint_every": 3, "threads": 2, "balance": {"every": 2}},
+        "train": {
+            "image_steps": 0,
+            "freeze_image": False,
+            "steps": 6,
+            "batch_scenes": 2,
+            "log_every": 1,
+            "checkpoint_every": 3,
+            "threads": 2,
+            "balance": {"every": 2},
+        },
     }
     return Config.model_validate(merge(values, {"train": train}))
 
@@ -160,3 +169,15 @@ def test_the_image_part_trains_backbone_and_depth_only() -> None:
     assert "detection" not in values
     trained = {name.split(".")[0] for name, parameter in trainer.model.named_parameters() if parameter.grad is not None}
     assert trained == {"backbone", "neck", "depth_head"}
+
+
+def test_a_frozen_image_part_does_not_move() -> None:
+    config = make_config(image_steps=1, freeze_image=True)
+    trainer = new_trainer(config)
+    batches = trainer.loader.steps()
+    trainer.train_step(next(batches))
+    before = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+    trainer.step = 1
+    trainer.train_step(next(batches))
+    moved = {name.split(".")[0] for name, value in trainer.model.state_dict().items() if not torch.equal(value, before[name])}
+    assert moved == {"view_transform", "detection", "map", "occupancy"}
