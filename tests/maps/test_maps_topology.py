@@ -159,7 +159,9 @@ def test_repeated_nodes_and_lines_without_length() -> None:
 def test_resampled_points_are_equally_spaced_along_the_line(line: np.ndarray, count: int) -> None:
     points = resample(line, count)
     np.testing.assert_allclose(points[[0, -1]], line[[0, -1]])
-    assert shapely.LineString(line).distance(shapely.MultiPoint(points).convex_hull.centroid) < 200.0
+    step = shapely.LineString(line).length / (count - 1)
+    chords = np.linalg.norm(np.diff(points, axis=0), axis=1)
+    assert (chords <= step * (1 + 1e-9) + 1e-9).all()  # no two neighbours are further apart than one step along the line
     assert max(shapely.distance(shapely.points(points), shapely.LineString(line))) < 1e-9
 
 
