@@ -47,7 +47,7 @@ class DatasetConfig(Section):
     source: Literal["synthetic", "nuscenes"] = Field("synthetic", description="generate the embedded data set, or read a nuScenes-format one")
     dataroot: str | None = Field(None, description="directory of the nuScenes-format data set; required for source nuscenes, not allowed otherwise")
     version: str = Field("v1.0-synthetic", description="name of the table directory under the dataroot")
-    watch: str = Field("pipeline/dataset/synthetic", description="path whose change makes the data set out of date: the generator, or the real tables")
+    watch: str = Field("pipeline/dataset/synthetic", description="path whose change outdates the data set: the generator, or the real tables")
     val_scenes: tuple[str, ...] = Field((), description="scene names held out for evaluation; empty: the data set's own or the devkit's split")
     synthetic: SyntheticConfig = SyntheticConfig()
 
@@ -112,6 +112,8 @@ class VectorizeConfig(Section):
 
 
 class MapsConfig(Section):
+    """Map labels of the samples and raster-to-vector."""
+
     source: Literal["expansion", "raster"] = Field(
         "expansion", description="map labels from the map expansion, or from the vectorized raster base map where a location has no expansion"
     )
@@ -149,7 +151,9 @@ class ViewConfig(Section):
     x_range_m: Range = Field((-40.0, 40.0), description="BEV grid along x (forward), m")
     y_range_m: Range = Field((-40.0, 40.0), description="BEV grid along y (left), m")
     cells: tuple[int, int] = Field((80, 80), description="cells along y and x; even numbers, the chip refuses odd maps such as 129x129")
-    heights_m: tuple[float, ...] = Field((0.0, 0.6, 1.4, 2.6), min_length=1, description="heights over ground at which a cell samples the images, m; the first is the ground")
+    heights_m: tuple[float, ...] = Field(
+        (0.0, 0.6, 1.4, 2.6), min_length=1, description="heights over ground at which a cell samples the images, m; the first is the ground"
+    )
     cameras_per_point: int = Field(1, ge=1, le=2, description="cameras that may contribute to one point; points maps hold heights x cameras")
     depth_range_m: Range = Field((1.0, 64.0), description="depths of the first and last bin, m; bins are spaced by equal ratios")
     depth_bins: int = Field(32, ge=2, le=256, description="bins of the depth distribution")
@@ -174,7 +178,7 @@ class DetectionConfig(Section):
     feature_stride: Literal[4, 8, 16, 32] = Field(8, description="stride of the image feature it samples; must be in model.neck.out_strides")
     anchors: int = Field(256, ge=1, le=1024, description="instances N: fixed anchors plus temporal slots")
     temporal_instances: int = Field(48, ge=0, description="slots of N that hold instances of earlier frames (fixed anchors while the bank is empty)")
-    updated_instances: int = Field(24, ge=0, description="most confident temporal instances that are rewritten each frame; the others are only cached")
+    updated_instances: int = Field(24, ge=0, description="most confident temporal instances, rewritten each frame; the others are only cached")
     max_misses: int = Field(3, ge=1, description="frames without a confident update after which a temporal instance is dropped")
     layers: int = Field(2, ge=1, le=6, description="decoder layers, each followed by a refinement")
     key_points: int = Field(9, ge=1, le=32, description="points an instance samples")
@@ -208,7 +212,9 @@ class MapConfig(Section):
     sample_cameras: bool = Field(False, description="points sample the image features")
     sample_bev: bool = Field(True, description="points sample the BEV feature")
     score_threshold: Fraction = Field(0.02, description="elements below this confidence are not reported")
-    nms_distance_m: float = Field(1.5, ge=0.0, description="of elements of one class closer than this Chamfer distance only the best is kept, m; 0: keep all")
+    nms_distance_m: float = Field(
+        1.5, ge=0.0, description="of elements of one class closer than this Chamfer distance only the best is kept, m; 0: keep all"
+    )
 
     @model_validator(mode="after")
     def _samples_something(self) -> MapConfig:
@@ -284,7 +290,7 @@ class AuxiliaryConfig(Section):
 
     depth: float = Field(1.0, ge=0.0, description="lidar depth on the depth distribution")
     image_boxes: float = Field(1.5, ge=0.0, description="class heat map of projected boxes on the image feature")
-    bev_boxes: float = Field(1.5, ge=0.0, description="the detection head's dense field: class heat map of box centres, way to the nearest box and its shape")
+    bev_boxes: float = Field(1.5, ge=0.0, description="detection head's dense field: heat map of box centres, way to the nearest box and its shape")
     image_surface: float = Field(1.0, ge=0.0, description="occupancy class of the surface a lidar point hit, on the image feature")
     image_lines: float = Field(1.0, ge=0.0, description="map elements drawn on the image feature")
     bev_lines: float = Field(1.5, ge=0.0, description="the map head's dense field: elements drawn on the BEV grid and the way to them")
@@ -317,7 +323,7 @@ class TrainConfig(Section):
     clip_norm: PositiveFloat = Field(10.0, description="largest gradient norm of a step")
     ema_decay: Fraction = Field(0.99, description="decay of the averaged weights that are saved")
     one_to_one_last: bool = Field(
-        False, description="match one instance to each label in the last decoder layer (long trainings); else its nearest ones, told apart by suppression"
+        False, description="last layer: one instance for each label (long trainings); else its nearest ones, told apart by suppression"
     )
     log_every: PositiveInt = Field(20, description="steps between two rows of curves.csv")
     checkpoint_every: PositiveInt = Field(200, description="steps between two resumable checkpoints")
@@ -401,6 +407,8 @@ class QuantizationConfig(Section):
 
 # --------------------------------------------------------------------------------------------------------------------- j6
 class J6Config(Section):
+    """Chip, compiler and the conditions of the simulated latency."""
+
     chip: str = Field("j6m", description="chip profile: a name in pipeline/j6/chips or a path to a YAML file")
     chip_overrides: dict[str, float | bool] = Field({}, description="numbers of the chip profile to replace, by quantity name")
     optimize_level: Literal["O0", "O2"] = Field("O2", description="O0: one block an operator; O2: fuse epilogues and composites")

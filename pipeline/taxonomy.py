@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 # nuScenes detection challenge, order of nuscenes-devkit's detection_cvpr_2019 configuration.
 DETECTION_CLASSES: tuple[str, ...] = (
     "car", "truck", "bus", "trailer", "construction_vehicle", "pedestrian", "motorcycle", "bicycle", "traffic_cone", "barrier",
@@ -21,4 +23,5 @@ OCCUPANCY_FREE = OCCUPANCY_CLASSES.index("free")
 CAMERAS: tuple[str, ...] = ("CAM_FRONT_LEFT", "CAM_FRONT", "CAM_FRONT_RIGHT", "CAM_BACK_RIGHT", "CAM_BACK", "CAM_BACK_LEFT")
 LIDAR = "LIDAR_TOP"
 
-TASKS: tuple[str, ...] = ("detection", "map", "occupancy")
+Task = Literal["detection", "map", "occupancy"]
+TASKS: tuple[Task, ...] = ("detection", "map", "occupancy")

@@ -96,10 +96,10 @@ def mlflow_session(service: Service) -> Iterator[MlflowClient]:
     except OSError as error:  # requests' errors are OSErrors; a local database's disk can be full
         raise ServiceError(f"MLflow at {service.uri}: {error}") from error
     finally:
-        for name, value in outside.items():
+        for name, address in outside.items():
             os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value
+            if address is not None:
+                os.environ[name] = address
 
 
 def _service_error(service: Service, error: Exception) -> Exception:

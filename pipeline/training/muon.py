@@ -45,11 +45,12 @@ class Muon(torch.optim.Optimizer):
 
     def _direction(self, parameter: Tensor, momentum: float) -> Tensor:
         """Nesterov momentum as a matrix (rows, columns)."""
-        state = self.state[parameter]
+        gradient, state = parameter.grad, self.state[parameter]
+        assert gradient is not None  # the caller skips parameters without one
         if not state:
-            state["momentum"] = torch.zeros_like(parameter.grad)
-        average = state["momentum"].lerp_(parameter.grad, 1 - momentum)
-        return parameter.grad.lerp(average, momentum).reshape(len(parameter), -1)
+            state["momentum"] = torch.zeros_like(gradient)
+        average = state["momentum"].lerp_(gradient, 1 - momentum)
+        return gradient.lerp(average, momentum).reshape(len(parameter), -1)
 
     @staticmethod
     def _apply(parameter: Tensor, update: Tensor, lr: float, weight_decay: float) -> None:

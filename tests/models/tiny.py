@@ -12,7 +12,8 @@ TINY: dict[str, Any] = {
     "neck": {"channels": 16, "out_strides": [8, 16]},
     "view": {
         "x_range_m": [-16.0, 16.0], "y_range_m": [-16.0, 16.0], "cells": [16, 16], "heights_m": [0.0, 1.5], "cameras_per_point": 2,
-        "depth_bins": 8, "feature_stride": 8, "depth_stride": 16, "depth_range_m": [1.0, 32.0], "lift_channels": 8, "channels": 16, "encoder_depth": 1,
+        "depth_bins": 8, "feature_stride": 8, "depth_stride": 16, "depth_range_m": [1.0, 32.0], "lift_channels": 8, "channels": 16,
+        "encoder_depth": 1,
     },
     "detection": {"anchors": 24, "temporal_instances": 8, "updated_instances": 4, "key_points": 5, "groups": 2, "feature_stride": 16},
     "map": {"num_query": 12, "sample_points": 8, "layers": 2, "sample_cameras": True},
