@@ -152,11 +152,26 @@ def vectorize(options: argparse.Namespace) -> Answer:
 
 def quantize(options: argparse.Namespace) -> Answer:
     """A float ONNX model to INT8."""
-    from pipeline.quantization.command import quantize_model
+    from pipeline.quantization.command import quantize_model, read_quantization
+    from pipeline.quantization.reports import applied_plan, explain
 
-    done = quantize_model(options.model, options.calib, options.chip, options.out)
-    document = {"out": str(options.out), "tensors": done.counts(), "promoted": dict(done.promoted), "output_noise": dict(done.noise_after)}
-    return Answer(document, f"{options.out}: {done}")
+    config = read_quantization(options.config) if options.config else None
+    done = quantize_model(options.model, options.calib, options.chip, options.out, config)
+    rows = applied_plan(done.model, done.plan)
+    lines = [explain(rows, tensor) for tensor in options.explain]
+    document = {
+        "out": str(options.out), "tensors": done.counts(), "promoted": dict(done.promotion.reasons), "output_noise": dict(done.noise),
+        "explained": lines,
+    }  # fmt: skip
+    return Answer(document, "\n".join([*lines, f"{options.out}: {done}"]))
+
+
+def explain_tensor(options: argparse.Namespace) -> Answer:
+    """How the project's INT8 model stores a tensor, and which rule decided."""
+    from pipeline.quantization.reports import explain, read_plan
+
+    text = explain(read_plan(options.plan or _paths(options).report("quant_plan.csv")), options.tensor)
+    return Answer({"tensor": options.tensor, "explained": text.splitlines()}, text)
 
 
 # ------------------------------------------------------------------------------------------------------------ the registry
@@ -202,6 +217,34 @@ def _config(paths: Paths, chip: str | None = None) -> Config:
 
 
 def _defaults() -> Config:
+def history(options: argparse.Namespace) -> Answer:
+    """Who changed the champion when, and why."""
+    from pipeline.tracking.registry import release_history
+
+    paths = _paths(options)
+    changes = release_history(paths, _config(paths, options.chip))
+    lines = [
+        f"{change.at}  {change.action} {change.replaced} -> {change.version} by {change.by}, gate {change.gate}"
+        + (f", reason: {change.reason}" if change.reason else "") + "".join(f"\n    overruled: {line}" for line in change.overruled)
+        + ("" if change.done or not change.number else "\n    NOT DONE: cut short; the next promote or rollback completes or forgets it")
+        for change in changes
+    ]  # fmt: skip
+    return Answer([change.as_dict() for change in changes], "\n".join(lines) or "no version has been promoted yet")
+
+
+def reproduce(options: argparse.Namespace) -> Answer:
+    """Make a registered version again in a fresh folder and repeat its evaluation; status 1 unless the numbers are the same."""
+    from pipeline.tracking.reproduce import reproduce as reproduce_version
+
+    paths = _paths(options)
+    version = int(options.version) if options.version.isdigit() else options.version.removeprefix("@")
+    done = reproduce_version(paths, _config(paths, options.chip), version, options.folder)
+    lines = [f"{row.metric}: logged {row.logged}, now {row.reproduced}" for row in done.differences]
+    verdict = "the same" if done.same else f"{len(done.differences)} differ"
+    text = f"{done.model} version {done.version} from commit {done.git_commit[:10]} in {done.folder}: {done.compared} numbers compared, {verdict}"
+    return Answer(done.as_dict(), "\n".join([*lines, text]), int(not done.same))
+
+
     from pipeline.config import Config
 
     return Config()
@@ -267,7 +310,8 @@ def _add_model_verbs(verbs: Any) -> None:
 
 def _add_registry_verbs(verbs: Any) -> None:
     _add(verbs, "register", register)
-    verb = _add(verbs, "promote", promote, "Make a registered version champion; needs a passed gate and an unchanged stored model.")
+    text = "Make a registered version champion: gate passed, not worse than the champion, nothing stored with it changed."
+    verb = _add(verbs, "promote", promote, text)
     verb.add_argument("version", type=int, nargs="?", help="model version (default: the candidate)")
     verb.add_argument("--force", metavar="REASON", help="overrule the gate; the reason is recorded")
     verb.add_argument("--chip", help="chip whose model is meant (default: params.yaml)")
@@ -278,3 +322,8 @@ def _add_registry_verbs(verbs: Any) -> None:
 
 if __name__ == "__main__":
     sys.exit(main())
+    verb.add_argument("--config", type=Path, metavar="YAML", help="quantization parameters, as in params.yaml (default: the defaults)")
+    verb.add_argument("--explain", action="append", default=[], metavar="TENSOR", help="say which rule decided about a tensor; repeatable")
+    verb = _add(verbs, "explain", explain_tensor)
+    verb.add_argument("tensor", metavar="TENSOR", help="activation, weight or bias of models/multitask.onnx")
+    verb.add_argument("--plan", type=Path, metavar="CSV", help="plan to read (default: reports/quant_plan.csv)")

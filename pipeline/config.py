@@ -354,7 +354,7 @@ class EvaluateConfig(Section):
 
 # ----------------------------------------------------------------------------------------------------------- quantization
 QuantDtype = Literal["int8", "int16", "float32"]
-ObserverName = Literal["minmax", "percentile", "mse", "kl"]
+ObserverName = Literal["minmax", "percentile", "mse", "kl", "auto"]
 
 
 class QuantRule(Section):
@@ -380,12 +380,37 @@ def _default_op_dtypes() -> dict[str, QuantDtype]:
 
 class QuantizationConfig(Section):
     """Calibration and INT8 (docs/quantization.md)."""
+class PromotionConfig(Section):
+    """Which int8 tensors become int16 beyond the rules: the sensitivity template (docs/quantization.md, "Mixed precision")."""
+
+    method: Literal["search", "top", "none"] = Field("search", description="search: least time for the target; top: the worst by effect; none")
+    patterns: tuple[str, ...] = Field(("*",), min_length=1, description="only tensors named by one of these; matching nothing is an error")
+    candidates: int = Field(120, ge=0, description="int8 tensors, worst by own error, whose effect on the outputs is measured")
+    top: PositiveFloat = Field(0.05, description="method top: below 1 a share of the int8 tensors, from 1 on their number")
+    target_sqnr_db: float = Field(36.0, gt=0.0, le=120.0, description="method search: signal to noise that every output should reach, dB")
+    max_extra_us: PositiveFloat | None = Field(None, description="method search: most simulated time the promotions may add, us; null: no limit")
+
+    @model_validator(mode="after")
+    def _top_is_share_or_number(self) -> PromotionConfig:
+        if self.top > 1.0 and self.top != int(self.top):
+            raise ValueError(f"top is {self.top}: below 1 it is a share, from 1 on a whole number of tensors")
+        return self
+
+
+class RepairConfig(Section):
+    """Cheap steps that win accuracy back without training, each on its own switch (docs/quantization.md, "Repair")."""
+
+    equalize: bool = Field(False, description="move range between the channels of an activation and the weights that read it")
+    bias_correction: bool = Field(True, description="take the mean error that rounded weights cause out of the biases")
+    rounding: bool = Field(True, description="choose the rounding of each weight for the least error of the layer's output")
+
+
 
     calibration_batches: PositiveInt = Field(50, description="training samples (one batch each) used for calibration")
     allow_fewer_batches: bool = Field(False, description="calibrate with what there is when the training split has fewer samples")
     analysis_batches: PositiveInt = Field(4, description="calibration batches kept for error tables and sensitivity")
     warmup_steps: int = Field(2, ge=0, description="earlier key frames of the same scene run before each calibration sample, for the temporal state")
-    observer: ObserverName = Field("mse", description="how int8 ranges follow from calibration; int16 always covers the full range")
+    observer: ObserverName = Field("mse", description="how int8 ranges follow from calibration; auto: best of all by tensor; int16 covers everything")
     percentile: float = Field(99.99, gt=50.0, le=100.0, description="observer percentile: per cent of magnitudes inside the range")
     power_of_two_scales: bool = Field(False, description="round scales up to powers of two")
     default_dtype: QuantDtype = Field("int8", description="activations that no other rule decides")
@@ -400,8 +425,8 @@ class QuantizationConfig(Section):
         description="range of operator types whose results are bounded by definition",
     )
     rules: tuple[QuantRule, ...] = Field((), description="overrides by name pattern; two rules that disagree about a tensor are an error")
-    promote_fraction: Fraction = Field(0.05, description="part of the int8 tensors that becomes int16: those that hurt the outputs most")
-    sensitivity_tensors: int = Field(100, ge=0, description="int8 tensors, worst by own error, whose effect on the outputs is measured")
+    promotion: PromotionConfig = PromotionConfig()
+    repair: RepairConfig = RepairConfig()
     threads: PositiveInt = Field(2, description="onnxruntime threads of calibration and analysis")
 
 

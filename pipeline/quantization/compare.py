@@ -18,7 +18,7 @@ from onnx import ModelProto
 from pipeline.quantization.convention import BITS, broadcast_scales, dequantize, quantize
 from pipeline.quantization.model import FloatModel
 from pipeline.quantization.plan import MATRIX_OPS, QuantPlan, TensorPlan
-from pipeline.quantization.qdq import readable_name, weight_choice, weight_scales
+from pipeline.quantization.qdq import readable_name, stored_integers, weight_choice, weight_scales
 from pipeline.quantization.sessions import Batch, Runner, split_by_memory
 
 EXACT_DB = 200.0  # reported for an error of zero
@@ -83,8 +83,8 @@ def weight_errors_db(model: FloatModel, plan: QuantPlan) -> dict[str, float]:
         if choice is None:
             continue
         value = model.constants[choice.constant]
-        scales = broadcast_scales(weight_scales(model, plan, node, choice), choice.axis, value.ndim)
-        stored = dequantize(quantize(value, scales, choice.dtype), scales)
+        scales = weight_scales(model, plan, node, choice)
+        stored = dequantize(stored_integers(model, plan, choice, scales), broadcast_scales(scales, choice.axis, value.ndim))
         errors[node.output[0]] = sqnr_db(_power(value), _power(value - stored))
     return errors
 

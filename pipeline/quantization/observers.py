@@ -4,7 +4,8 @@ One pass fills a `TensorStatistics`: extremes, counts and a histogram of magnitu
 float32 representation (exponent and 7 bits of mantissa), so they are the same for every tensor and every batch: no first pass to find a
 range, no loss when a late outlier appears, and statistics of shards add up to exactly those of one pass. Memory is fixed: 48 KB a tensor.
 
-Every rule (`minmax`, `percentile`, `mse`, `kl`) is a function of these statistics, so the rule can be changed without another pass.
+Every rule (`minmax`, `percentile`, `mse`, `kl`, and `auto`, the best of them by tensor) is a function of these statistics, so the rule can be
+changed without another pass.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ EDGES: NDArray[np.float64] = np.exp2(_OCTAVE + float(LOWEST_OCTAVE)) * (1.0 + _P
 CENTRES: NDArray[np.float64] = (EDGES[:-1] + EDGES[1:]) / 2
 
 OBSERVERS = ("minmax", "percentile", "mse", "kl")
+AUTO = "auto"
 
 
 @dataclass
@@ -80,6 +82,12 @@ class TensorStatistics:
         self.histogram[0] += counts[1:_FIRST_CODE].sum()
         self.histogram[-1] += counts[top:].sum()
 
+    def share_beyond(self, threshold: float) -> float:
+        """Share of the non-zero values, 0..1, with a magnitude beyond `threshold` (to the edge of its bin); 0 for no values."""
+        total = int(self.histogram.sum())
+        first = int(np.searchsorted(EDGES[:-1], threshold))
+        return float(self.histogram[first:].sum()) / total if total else 0.0
+
     def merge(self, other: TensorStatistics) -> TensorStatistics:
         """Statistics of both sets of values; exact, in any order."""
         return TensorStatistics(
@@ -111,7 +119,18 @@ def threshold_of(statistics: TensorStatistics, observer: str, dtype: str, percen
         return mse_threshold(statistics, largest, dtype)
     if observer == "kl":
         return kl_threshold(statistics, largest, dtype)
-    raise ModelError(f"observer {observer!r}: unknown; known observers: {', '.join(OBSERVERS)}")
+    if observer == AUTO:
+        return automatic_threshold(statistics, dtype, percentile)[1]
+    raise ModelError(f"observer {observer!r}: unknown; known observers: {', '.join((*OBSERVERS, AUTO))}")
+
+
+def automatic_threshold(statistics: TensorStatistics, dtype: str, percentile: float = 99.99) -> tuple[str, float]:
+    """(observer, threshold) with the smallest expected squared error of reconstruction; of equal ones the first of `OBSERVERS`."""
+    thresholds = np.array([threshold_of(statistics, name, dtype, percentile) for name in OBSERVERS])
+    if not thresholds.all():
+        return OBSERVERS[0], 0.0
+    best = int(np.argmin(expected_squared_errors(statistics, thresholds, dtype)))
+    return OBSERVERS[best], float(thresholds[best])
 
 
 def percentile_threshold(statistics: TensorStatistics, percentile: float) -> float:

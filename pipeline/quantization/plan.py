@@ -14,22 +14,30 @@ chip moves those bytes without touching them. Rules in order of precedence, the 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
+import numpy as np
+import onnx
+from numpy.typing import NDArray
 from onnx import NodeProto
 
 from pipeline.config import QuantizationConfig, QuantRule
 from pipeline.errors import ConfigError, ModelError
-from pipeline.quantization.convention import scale_of
+from pipeline.quantization.convention import SMALLEST_SCALE, STEPS, scale_of
 from pipeline.quantization.fusion import VIEW_OPS, fused_tensors
 from pipeline.quantization.model import FloatModel
-from pipeline.quantization.observers import TensorStatistics, threshold_of
+from pipeline.quantization.observers import AUTO, TensorStatistics, automatic_threshold, threshold_of
 
 MATRIX_OPS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 OUTPUT_PATH_ENDS = MATRIX_OPS | {"GridSample", "Softmax", "LayerNormalization", "Resize", "AveragePool", "GlobalAveragePool"}
 GRID_THRESHOLD = 2.0
 """Grid coordinates are normalised: beyond -1..1 lies outside the image, and beyond -2..2 bilinear sampling sees only the padding."""
+
+LARGEST_FLOAT = float(np.finfo(np.float32).max)
+MOST_SATURATED = 0.5
+"""A fixed range that more than this share of the non-zero values leave is a mistake, not a clamp."""
 
 
 @dataclass(frozen=True)
@@ -52,10 +60,23 @@ class TensorPlan:
 
 
 @dataclass(frozen=True)
+class StoredWeight:
+    """Integers chosen for a weight instead of the nearest ones, and the scales that they belong to."""
+
+    scales: NDArray[np.float32]
+    integers: NDArray[np.integer]
+
+
+@dataclass(frozen=True)
 class QuantPlan:
-    """Decisions for all float activations of a model, in graph order."""
+    """Decisions for all float activations of a model, in graph order, and what repair changed.
+
+    `weights`: constant -> chosen integers. `bias_shifts`: name of a matrix node -> what its bias is raised by, one number an output channel.
+    """
 
     tensors: dict[str, TensorPlan]
+    weights: Mapping[str, StoredWeight] = field(default_factory=dict)
+    bias_shifts: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
 
     def quantized(self) -> dict[str, TensorPlan]:
         """Only the tensors that get a quantizer."""
@@ -69,10 +90,16 @@ class QuantPlan:
         """One line: what was decided about `tensor` and why."""
         plan = self.tensors.get(tensor)
         if plan is None:
-            raise ModelError(f"tensor {tensor!r}: not a float activation of this model")
+            raise ModelError(f"tensor {tensor!r}: not a float activation of this model{hint(tensor, self.tensors)}")
         if plan.threshold is None:
             return f"{tensor}: float32; {plan.rule}"
         return f"{tensor}: {plan.dtype}, threshold {plan.threshold:.6g}, scale {plan.scale:.6g}; {plan.rule}"
+
+
+def hint(name: str, known: Iterable[str]) -> str:
+    """Text that proposes the known name nearest to an unknown one; empty when none is near."""
+    near = get_close_matches(name, list(known), n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def observed_tensors(model: FloatModel) -> tuple[str, ...]:
@@ -95,6 +122,7 @@ def make_plan(
         ConfigError: a rule matches nothing, or two rules disagree about a tensor.
         ModelError: calibration lacks a tensor or saw NaN or infinite values.
     """
+    check_op_types(config)
     planner = _Planner(model, config, statistics, promoted or {})
     decisions = {root: planner.decide(root, members) for root, members in planner.groups.items()}
     tensors = {}
@@ -109,6 +137,15 @@ def make_plan(
     return QuantPlan(tensors)
 
 
+def check_op_types(config: QuantizationConfig) -> None:
+    """Raise `ConfigError` for a key of `op_dtypes` or `fixed_thresholds` that no ONNX operator has for a name: it would match nothing, ever."""
+    known = {schema.name for schema in onnx.defs.get_all_schemas()}
+    for option in ("op_dtypes", "fixed_thresholds"):
+        for name in getattr(config, option):
+            if name not in known:
+                raise ConfigError(f"quantization.{option}: {name!r} is no ONNX operator type{hint(name, known)}")
+
+
 def storage_roots(model: FloatModel) -> dict[str, str]:
     """Activation -> tensor whose bytes it shows (itself, unless a view operator makes it)."""
     roots = {name: name for name in model.activations}
@@ -116,6 +153,13 @@ def storage_roots(model: FloatModel) -> dict[str, str]:
         if node.op_type in VIEW_OPS and node.input[0] in roots:
             roots.update({name: roots[node.input[0]] for name in node.output if name in roots})
     return roots
+
+
+def is_named(model: FloatModel, pattern: str, tensor: str) -> bool:
+    """True when `pattern` (shell wildcards, case matters) fits the tensor, the node that makes it or that node's module path."""
+    node = model.producer.get(tensor)
+    names = (tensor, node.name if node is not None else tensor, model.module_of(tensor))
+    return any(fnmatchcase(name, pattern) for name in names if name)
 
 
 class _Planner:
@@ -145,17 +189,12 @@ class _Planner:
         """Root -> rules that speak about it. A pattern that matches nothing is an error."""
         matched: dict[str, list[QuantRule]] = {}
         for rule in self.config.rules:
-            hits = [root for root, members in self.groups.items() if any(self._is_named(rule.pattern, name) for name in members)]
+            hits = [root for root, members in self.groups.items() if any(is_named(self.model, rule.pattern, name) for name in members)]
             if not hits:
                 raise ConfigError(f"quantization.rules: pattern {rule.pattern!r} matches no node, tensor or module of {self.model.path}")
             for root in hits:
                 matched.setdefault(root, []).append(rule)
         return matched
-
-    def _is_named(self, pattern: str, tensor: str) -> bool:
-        node = self.model.producer.get(tensor)
-        names = (tensor, node.name if node is not None else tensor, self.model.module_of(tensor))
-        return any(fnmatchcase(name, pattern) for name in names if name)
 
     def decide(self, root: str, members: list[str]) -> tuple[str, float | None, str]:
         """(data type, threshold, rule) of a storage group."""
@@ -184,12 +223,28 @@ class _Planner:
         explicit = self._agreed(root, "threshold")
         op_type = self.model.op_type_of(root)
         if explicit is not None:
-            return float(explicit[0]), explicit[1]
+            return self._possible(float(explicit[0]), dtype, root, f"quantization.rules: {explicit[1]}"), explicit[1]
         if self._feeds_only_grids(members):
             return GRID_THRESHOLD, f"range {GRID_THRESHOLD:g} fixed for a sampling grid"
         if op_type in self.config.fixed_thresholds:
-            return self.config.fixed_thresholds[op_type], f"range {self.config.fixed_thresholds[op_type]:g} fixed for {op_type}"
+            threshold = self._possible(self.config.fixed_thresholds[op_type], dtype, root, f"quantization.fixed_thresholds: {op_type}")
+            return threshold, f"range {self.config.fixed_thresholds[op_type]:g} fixed for {op_type}"
         return self._calibrated(root, dtype)
+
+    def _possible(self, threshold: float, dtype: str, root: str, rule: str) -> float:
+        """`threshold` of a rule, or `ConfigError` naming the rule: no scale of float32, all values become 0, or most of them saturate."""
+        step = threshold / STEPS[dtype]
+        where = f"{rule}: threshold {threshold:g} of tensor {root!r} is impossible"
+        if step < SMALLEST_SCALE or threshold > LARGEST_FLOAT:
+            raise ConfigError(f"{where}: {dtype} scale {step:g} is no normal float32 number")
+        seen = self.statistics.get(root)
+        if seen is None or seen.magnitude == 0.0:
+            return threshold
+        if seen.magnitude < step / 2:
+            raise ConfigError(f"{where}: calibration reached {seen.magnitude:g}, all becomes 0")
+        if (share := seen.share_beyond(threshold)) > MOST_SATURATED:
+            raise ConfigError(f"{where}: {share:.0%} of the calibrated values lie beyond it")
+        return threshold
 
     def _calibrated(self, root: str, dtype: str) -> tuple[float, str]:
         statistics = self.statistics.get(root)
@@ -203,6 +258,8 @@ class _Planner:
         if threshold == 0.0:
             return 1.0, "range 1: always zero in calibration"
         name = "minmax" if dtype == "int16" else observer
+        if name == AUTO:
+            name = f"auto ({automatic_threshold(statistics, dtype, self.config.percentile)[0]})"
         return threshold, f"range by {name}" + (f", {agreed[1]}" if agreed else "")
 
     def _agreed(self, root: str, field: str) -> tuple[str, str] | None:

@@ -87,7 +87,7 @@ def _channel_axis(node: NodeProto, weight: NDArray) -> int | None:
 def weight_scales(model: FloatModel, plan: QuantPlan, node: NodeProto, choice: WeightChoice) -> NDArray[np.float32]:
     """Scales of a stored constant, raised where the int32 bias of the channel would not fit otherwise."""
     scales = channel_scales(model.constants[choice.constant], choice.axis, choice.dtype, _power_of_two(plan))
-    bias, input_scale = _bias_of(model, node), _input_scale(plan, node)
+    bias, input_scale = bias_of(model, node), _input_scale(plan, node)
     if choice.axis is None or bias is None or input_scale is None:
         return scales
     needed = np.abs(model.constants[bias]).astype(np.float64) / (input_scale * INT32_HEADROOM)
@@ -95,6 +95,15 @@ def weight_scales(model: FloatModel, plan: QuantPlan, node: NodeProto, choice: W
         needed = needed.reshape(-1, scales.size).max(axis=0)
     raised = np.exp2(np.ceil(np.log2(np.maximum(needed, 1e-300)))) if _power_of_two(plan) else needed
     return np.maximum(scales, raised.astype(np.float32))
+
+
+def stored_integers(model: FloatModel, plan: QuantPlan, choice: WeightChoice, scales: NDArray[np.float32]) -> NDArray:
+    """Integers of a stored constant: those that repair chose for these scales, or else the nearest ones."""
+    chosen = plan.weights.get(choice.constant)
+    if chosen is not None and np.array_equal(chosen.scales, scales):
+        return chosen.integers
+    value = model.constants[choice.constant]
+    return quantize(value, broadcast_scales(scales, choice.axis, value.ndim), choice.dtype)
 
 
 def _power_of_two(plan: QuantPlan) -> bool:
@@ -107,7 +116,7 @@ def _input_scale(plan: QuantPlan, node: NodeProto) -> float | None:
     return source.scale if source is not None and source.threshold is not None else None
 
 
-def _bias_of(model: FloatModel, node: NodeProto) -> str | None:
+def bias_of(model: FloatModel, node: NodeProto) -> str | None:
     """Constant bias that can live in the accumulator of `node`."""
     if node.op_type == "MatMul":
         for reader, _ in model.consumers.get(node.output[0], []):
@@ -120,6 +129,36 @@ def _bias_of(model: FloatModel, node: NodeProto) -> str | None:
     factors = {attribute.name: attribute.f for attribute in node.attribute if attribute.name in ("alpha", "beta")}
     plain = all(value == 1.0 for value in factors.values())
     return node.input[2] if plain and model.constants[node.input[2]].ndim == 1 and model.constants[node.input[2]].dtype == np.float32 else None
+
+
+@dataclass(frozen=True)
+class StoredBias:
+    """The int32 bias of a matrix operator: name of the constant and of the operator whose accumulator holds it, integers, scales by channel."""
+
+    constant: str
+    product: str
+    integers: NDArray[np.integer]
+    scales: NDArray[np.float32]
+
+
+def stored_bias(model: FloatModel, plan: QuantPlan, node: NodeProto) -> StoredBias | None:
+    """The bias that `node` adds, if it becomes int32: of a convolution or Gemm its own, of a product that of the Add behind it."""
+    matched = bias_operands(model, node)
+    product = matched[0] if matched is not None else node
+    if node.op_type == "MatMul" or (node.op_type not in MATRIX_OPS and matched is None):
+        return None  # the bias of a MatMul is an operand of the Add behind it
+    bias, input_scale = bias_of(model, product), _input_scale(plan, product)
+    choice = weight_choice(model, plan, product, 1)
+    if bias is None or input_scale is None or choice is None or choice.axis is None:
+        return None
+    value = model.constants[bias].astype(np.float64) + plan.bias_shifts.get(product.name, 0.0)
+    scales = np.float32(input_scale) * weight_scales(model, plan, product, choice)
+    scales = np.tile(scales, value.size // scales.size)  # grouped ConvTranspose: the groups share the scales
+    axis = 0 if matched is None else len(model.shapes[node.output[0]]) - 1
+    # Leading ones change nothing for the Add, but keep onnxruntime 1.32 from fusing it into a Gemm: its optimizer then copies a
+    # DequantizeLinear without the zero point and refuses the model it has made.
+    integers = quantize(value, scales, "int32").reshape((1,) * axis + (-1,))
+    return StoredBias(bias, product.name, integers, scales)
 
 
 @dataclass
@@ -186,30 +225,18 @@ class _Writer:
 
     def _stored_constant(self, node: NodeProto, choice: WeightChoice) -> str:
         """Add the integer constant and its DequantizeLinear; two nodes that need the same scales share one copy."""
-        value = self.model.constants[choice.constant]
         scales = weight_scales(self.model, self.plan, node, choice)
-        integers = quantize(value, broadcast_scales(scales, choice.axis, value.ndim), choice.dtype)
+        integers = stored_integers(self.model, self.plan, choice, scales)
         return self._add_dequantizer(choice.constant, integers, scales, choice.axis)
 
     def _bias_rename(self, node: NodeProto) -> dict[int, str]:
         """Operand position -> new name of the bias, when it becomes int32."""
-        matched = bias_operands(self.model, node)
-        product = matched[0] if matched is not None else node
-        if node.op_type == "MatMul" or (node.op_type not in MATRIX_OPS and matched is None):
-            return {}  # the bias of a MatMul is an operand of the Add behind it
-        bias, input_scale = _bias_of(self.model, product), _input_scale(self.plan, product)
-        choice = weight_choice(self.model, self.plan, product, 1)
-        if bias is None or input_scale is None or choice is None or choice.axis is None:
+        bias = stored_bias(self.model, self.plan, node)
+        if bias is None:
             return {}
-        value = self.model.constants[bias]
-        scales = np.float32(input_scale) * weight_scales(self.model, self.plan, product, choice)
-        scales = np.tile(scales, value.size // scales.size)  # grouped ConvTranspose: the groups share the scales
-        position = list(node.input).index(bias)
-        axis = 0 if matched is None else len(self.model.shapes[node.output[0]]) - 1
-        # Leading ones change nothing for the Add, but keep onnxruntime 1.32 from fusing it into a Gemm: its optimizer then copies a
-        # DequantizeLinear without the zero point and refuses the model it has made.
-        integers = quantize(value, scales, "int32").reshape((1,) * axis + (-1,))
-        return {position: self._add_dequantizer(bias, integers, scales, axis, suffix=f"__{product.name}")}
+        position = list(node.input).index(bias.constant)
+        axis = bias.integers.ndim - 1
+        return {position: self._add_dequantizer(bias.constant, bias.integers, bias.scales, axis, suffix=f"__{bias.product}")}
 
     def _add_dequantizer(self, constant: str, integers: NDArray, scales: NDArray[np.float32], axis: int | None, suffix: str = "") -> str:
         dtype = str(integers.dtype)

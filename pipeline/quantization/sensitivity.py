@@ -94,9 +94,8 @@ def _switch(proto: ModelProto, model: FloatModel, decision: TensorPlan, flag: st
     ]
 
 
-def choose_promotions(results: Sequence[Sensitivity], int8_tensors: int, fraction: float) -> dict[str, str]:
-    """The `fraction` of the int8 tensors with the strongest effect, with the reason; negligible effects are left alone."""
-    count = math.ceil(fraction * int8_tensors)
+def choose_promotions(results: Sequence[Sensitivity], count: int) -> dict[str, str]:
+    """The `count` tensors with the strongest effect, with the reason; negligible effects are left alone."""
     chosen = [result for result in results[:count] if result.noise > NEGLIGIBLE_NOISE]
     return {
         result.tensor: f"output noise {10 * math.log10(result.noise):.1f} dB when quantized alone, rank {rank} of {len(results)} measured"
@@ -104,7 +103,7 @@ def choose_promotions(results: Sequence[Sensitivity], int8_tensors: int, fractio
     }
 
 
-def worst_by_own_error(errors_db: Mapping[str, float], plan: QuantPlan, limit: int) -> list[str]:
-    """The int8 root tensors with the lowest local SQNR, at most `limit` of them."""
+def worst_by_own_error(errors_db: Mapping[str, float], plan: QuantPlan) -> list[str]:
+    """The int8 root tensors, lowest local SQNR first."""
     int8 = [name for name, decision in plan.roots().items() if decision.dtype == "int8"]
-    return sorted(int8, key=lambda name: (errors_db[name], name))[:limit]
+    return sorted(int8, key=lambda name: (errors_db[name], name))

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from pipeline.config import QuantizationConfig
+from pipeline.j6.chip import ChipProfile, load_chip
 from pipeline.quantization.calibrate import Calibration, calibrate
 from pipeline.quantization.model import FloatModel, load_float_model
 from tests.quantization.networks import ConvNet, DeformableBlock, deformable_batches, export, image_batches
@@ -19,6 +20,11 @@ BATCHES = 8
 @pytest.fixture(scope="session")
 def config() -> QuantizationConfig:
     return QuantizationConfig(calibration_batches=BATCHES, analysis_batches=2, threads=1)
+
+
+@pytest.fixture(scope="session")
+def chip() -> ChipProfile:
+    return load_chip("j6m")
 
 
 @pytest.fixture(scope="session")

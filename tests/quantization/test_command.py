@@ -8,13 +8,16 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from onnx import numpy_helper
 
+from pipeline.cli import main
 from pipeline.config import Config, QuantizationConfig
-from pipeline.errors import BevError, ChipError, DataError
+from pipeline.errors import BevError, ChipError, ConfigError, DataError
 from pipeline.paths import Paths
 from pipeline.quantization.calibrate import Calibration, save_calibration
-from pipeline.quantization.command import quantize_model
+from pipeline.quantization.command import quantize_model, read_quantization
 from pipeline.quantization.model import FloatModel
+from pipeline.quantization.reports import read_plan
 from pipeline.stages import quantize as stage
 from tests.quantization.networks import deformable_batches, image_batches
 
@@ -108,3 +111,58 @@ def test_failed_stage_keeps_the_last_result(tmp_path: Path, conv_path: Path, con
     with pytest.raises(BevError, match="cut short"):
         stage.run(Config(), paths)
     assert paths.int8_onnx.read_bytes() == b"last good one"
+
+
+def test_explain_and_config_on_the_command_line(tmp_path: Path, conv_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tmp_path / "q.yaml"
+    config.write_text("quantization:\n  calibration_batches: 4\n  rules: [{pattern: /depthwise/Conv, dtype: int16}]\n")
+    calib = write_npy(tmp_path / "calib", 4)
+    command = ["quantize", str(conv_path), "--calib", str(calib), "--out", str(tmp_path / "q.onnx"), "--config", str(config)]
+    tensors = ["/depthwise/Conv_output_0", "stem.weight", "stem.bias", "/stem/Conv_output_0"]
+    assert main([*command, *(part for tensor in tensors for part in ("--explain", tensor))]) == 0
+    text = capsys.readouterr().out
+    assert "/depthwise/Conv_output_0 (depthwise): activation, int16" in text and "rule '/depthwise/Conv'" in text
+    assert "stem.weight (stem): weight, int8" in text and "8 scales" in text and "repair.rounding" in text
+    assert "stem.bias (stem): bias, int32" in text and "never stored" in text
+    assert main(["explain", "images", "--plan", str(tmp_path / "q_quant_plan.csv")]) == 0
+    assert "images: activation, int8" in capsys.readouterr().out
+    assert main(["explain", "image", "--plan", str(tmp_path / "q_quant_plan.csv")]) == 1
+    assert "did you mean 'images'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("observer: entropy", "quantization.observer = 'entropy'"),
+        ("obsrever: mse", "quantization.obsrever"),
+        ("promotion: {top: 2.5}", "quantization.promotion"),
+        ("rules: [{pattern: a}]", "quantization.rules.0"),
+        ("{", "not a readable YAML file"),
+        ("- 1", "quantization"),
+    ],
+)
+def test_wrong_config_file(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "q.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        read_quantization(path)
+
+
+def test_plan_as_applied_is_what_the_file_holds(tmp_path: Path, conv_path: Path) -> None:
+    result = quantize_model(conv_path, write_npy(tmp_path / "calib", 4), "j6m", tmp_path / "q.onnx")
+    rows = read_plan(tmp_path / "q_quant_plan.csv")
+    stored = {tensor.name: tensor for tensor in result.proto.graph.initializer}
+    for row in rows:
+        if row.kind == "activation" and row.scale is not None:
+            assert numpy_helper.to_array(stored[f"{row.tensor}__scale"]) == pytest.approx(row.scale, rel=1e-5)
+    assert {row.kind for row in rows} == {"activation", "weight", "bias"}
+    assert len({(row.tensor, row.node) for row in rows}) == len(rows)
+
+
+def test_damaged_plan(tmp_path: Path) -> None:
+    path = tmp_path / "plan.csv"
+    path.write_text("tensor,kind\na,b\n")
+    with pytest.raises(DataError, match="not a quantization plan"):
+        read_plan(path)
+    with pytest.raises(DataError, match="file not found"):
+        read_plan(tmp_path / "none.csv")

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from pipeline.errors import ModelError
-from pipeline.quantization.observers import OBSERVERS, SAMPLES, TensorStatistics, threshold_of
+from pipeline.quantization.observers import (
+    OBSERVERS,
+    SAMPLES,
+    TensorStatistics,
+    automatic_threshold,
+    expected_squared_errors,
+    threshold_of,
+)
 
 FLOATS = hnp.arrays(np.float32, st.integers(0, 40), elements=st.floats(-1e6, 1e6, width=32, allow_subnormal=False))
 
@@ -100,5 +107,20 @@ def test_dead_tensor_has_threshold_zero() -> None:
 
 
 def test_unknown_observer_is_named() -> None:
-    with pytest.raises(ModelError, match=r"'entropy'.*minmax, percentile, mse, kl"):
+    with pytest.raises(ModelError, match=r"'entropy'.*minmax, percentile, mse, kl, auto"):
         threshold_of(observe(np.ones(3, np.float32)), "entropy", "int8")
+
+
+@settings(deadline=None, max_examples=30)
+@given(FLOATS.filter(lambda values: bool(np.abs(values).max(initial=0.0) > 1e-3)))
+def test_automatic_choice_is_never_worse_than_any_observer(values: np.ndarray) -> None:
+    statistics = observe(values)
+    name, threshold = automatic_threshold(statistics, "int8")
+    assert threshold == threshold_of(statistics, "auto", "int8") == threshold_of(statistics, name, "int8")
+    errors = expected_squared_errors(statistics, np.array([threshold, *(threshold_of(statistics, each, "int8") for each in OBSERVERS)]), "int8")
+    assert errors[0] == errors.min()
+
+
+def test_share_beyond() -> None:
+    statistics = observe(np.float32([0.0, 1.0, 2.0, 4.0, -8.0]))
+    assert [statistics.share_beyond(t) for t in (0.5, 1.5, 3.0, 9.0)] == [1.0, 0.75, 0.5, 0.0]

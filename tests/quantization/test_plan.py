@@ -123,3 +123,41 @@ def test_constant_matrix_on_the_left_is_geometry(tmp_path: Path) -> None:
     assert plan.tensors["projection"].dtype == "int16"
     choice = weight_choice(model, plan, model.nodes[0], 0)
     assert choice is not None and choice.dtype == "int16"
+
+
+@pytest.mark.parametrize(
+    ("threshold", "reason"),
+    [
+        (1e-38, "no normal float32 number"),
+        (1e39, "no normal float32 number"),
+        (1e5, "all becomes 0"),
+        (1e-3, "% of the calibrated values lie beyond"),
+    ],
+)
+def test_impossible_scale_names_the_rule(
+    conv_model: FloatModel, conv_calibration: Calibration, with_config: Build, threshold: float, reason: str
+) -> None:
+    rules = [{"pattern": "/stem/Conv", "threshold": threshold}]
+    with pytest.raises(ConfigError, match=rf"rule '/stem/Conv': threshold \S+ of tensor '/Relu_output_0' is impossible: .*{reason}"):
+        make_plan(conv_model, with_config(rules=rules), conv_calibration.statistics)
+
+
+def test_impossible_fixed_range_names_the_operator(conv_model: FloatModel, conv_calibration: Calibration, with_config: Build) -> None:
+    with pytest.raises(ConfigError, match=r"fixed_thresholds: MaxPool|fixed_thresholds: ConvTranspose"):
+        make_plan(conv_model, with_config(fixed_thresholds={"ConvTranspose": 1e-4}), conv_calibration.statistics)
+
+
+@pytest.mark.parametrize("option", ["op_dtypes", "fixed_thresholds"])
+def test_operator_type_that_does_not_exist(conv_model: FloatModel, conv_calibration: Calibration, with_config: Build, option: str) -> None:
+    with pytest.raises(ConfigError, match=rf"quantization\.{option}: 'Sofmax' is no ONNX operator type; did you mean 'Softmax'"):
+        make_plan(conv_model, with_config(**{option: {"Sofmax": "int16" if option == "op_dtypes" else 1.0}}), conv_calibration.statistics)
+
+
+def test_automatic_observer_names_its_choice(conv_model: FloatModel, conv_calibration: Calibration, with_config: Build) -> None:
+    plan = make_plan(conv_model, with_config(observer="auto"), conv_calibration.statistics)
+    assert "range by auto (" in plan.explain("images")
+
+
+def test_unknown_tensor_gets_a_hint(conv_model: FloatModel, conv_calibration: Calibration, config: QuantizationConfig) -> None:
+    with pytest.raises(ModelError, match="did you mean '/Relu_output_0'"):
+        make_plan(conv_model, config, conv_calibration.statistics).explain("/Relu_output")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import onnx
@@ -89,9 +90,11 @@ def test_product_equals_integer_arithmetic(deformable_model: FloatModel, deforma
     assert np.mean(np.rint(computed) != expected) < 0.01
 
 
-def test_large_bias_fits_the_accumulator(conv_model: FloatModel, conv_calibration: Calibration, with_config: Build) -> None:
+def test_large_bias_fits_the_accumulator(conv_model: FloatModel, conv_calibration: Calibration, config: QuantizationConfig) -> None:
     """A bias far beyond the products' range raises the weight scale instead of overflowing int32."""
-    plan = make_plan(conv_model, with_config(rules=[{"pattern": "images", "dtype": "int16", "threshold": 1e-6}]), conv_calibration.statistics)
+    plan = make_plan(conv_model, config, conv_calibration.statistics)
+    images = replace(plan.tensors["images"], dtype="int16", threshold=1e-6)
+    plan = replace(plan, tensors=plan.tensors | {"images": images})
     values = constants(write_qdq(conv_model, plan))
     bias = next(name for name in values if name.startswith("stem.bias__int32") and not name.endswith(("__scale", "__zero")))
     stored = values[bias] * values[f"{bias}__scale"].astype(np.float64)
