@@ -119,6 +119,14 @@ def compare(options: argparse.Namespace) -> Answer:
     return Answer(comparison.as_dict(), as_text(comparison))
 
 
+def data_diff(options: argparse.Namespace) -> Answer:
+    """What changed in the data between two versions; status 1 if anything did."""
+    from pipeline.tracking.data_diff import as_text, diff_data
+
+    diff = diff_data(options.project, options.a, options.b)
+    return Answer(diff.as_dict(), as_text(diff), int(not diff.same))
+
+
 def doctor(options: argparse.Namespace) -> Answer:
     """What is reachable; status 1 if something that is configured is not."""
     from pipeline.tracking.doctor import examine
@@ -176,13 +184,19 @@ def explain_tensor(options: argparse.Namespace) -> Answer:
 
 # ------------------------------------------------------------------------------------------------------------ the registry
 def register(options: argparse.Namespace) -> Answer:
-    """Log the working tree's version in MLflow and register its INT8 model."""
+    """Log the working tree's version in MLflow and register its INT8 model; set it aside where MLflow is away."""
+    from pipeline.errors import ServiceError
+    from pipeline.tracking.outbox import park
     from pipeline.tracking.registration import register_release
 
     paths = _paths(options)
-    done = register_release(paths, _config(paths))
-    text = f"{done.name} version {done.version}: {'registered' if done.created else 'already registered'}, gate {done.gate}\n{done.run_url}"
-    return Answer(done.as_dict(), text)
+    try:
+        done = register_release(paths, _config(paths))
+    except ServiceError as error:
+        raise ServiceError(f"{error}\nThe version is kept in {park(paths, _config(paths))}; the next `bevj6 register` sends it") from error
+    lines = [f"{done.name} version {number}: registered, it had waited for the server" for number in done.sent]
+    lines.append(f"{done.name} version {done.version}: {'registered' if done.created else 'already registered'}, gate {done.gate}")
+    return Answer(done.as_dict(), "\n".join([*lines, done.run_url]))
 
 
 def promote(options: argparse.Namespace) -> Answer:
@@ -201,6 +215,34 @@ def rollback(options: argparse.Namespace) -> Answer:
     paths = _paths(options)
     change = registry.rollback(paths, _config(paths, options.chip), options.reason)
     return Answer(change.as_dict(), f"{change.model}: champion is version {change.version} again, was {change.replaced}")
+
+
+def history(options: argparse.Namespace) -> Answer:
+    """Who changed the champion when, and why."""
+    from pipeline.tracking.registry import release_history
+
+    paths = _paths(options)
+    changes = release_history(paths, _config(paths, options.chip))
+    lines = [
+        f"{change.at}  {change.action} {change.replaced} -> {change.version} by {change.by}, gate {change.gate}"
+        + (f", reason: {change.reason}" if change.reason else "") + "".join(f"\n    overruled: {line}" for line in change.overruled)
+        + ("" if change.done or not change.number else "\n    NOT DONE: cut short; the next promote or rollback completes or forgets it")
+        for change in changes
+    ]  # fmt: skip
+    return Answer([change.as_dict() for change in changes], "\n".join(lines) or "no version has been promoted yet")
+
+
+def reproduce(options: argparse.Namespace) -> Answer:
+    """Make a registered version again in a fresh folder and repeat its evaluation; status 1 unless the numbers are the same."""
+    from pipeline.tracking.reproduce import reproduce as reproduce_version
+
+    paths = _paths(options)
+    version = int(options.version) if options.version.isdigit() else options.version.removeprefix("@")
+    done = reproduce_version(paths, _config(paths, options.chip), version, options.folder)
+    lines = [f"{row.metric}: logged {row.logged}, now {row.reproduced}" for row in done.differences]
+    verdict = "the same" if done.same else f"{len(done.differences)} differ"
+    text = f"{done.model} version {done.version} from commit {done.git_commit[:10]} in {done.folder}: {done.compared} numbers compared, {verdict}"
+    return Answer(done.as_dict(), "\n".join([*lines, text]), int(not done.same))
 
 
 # ------------------------------------------------------------------------------------------------------------------ helpers
@@ -283,9 +325,13 @@ def _add_project_verbs(verbs: Any) -> None:
     _add(verbs, "train", run_stage, "Train the model (`dvc repro train`).")
     _add(verbs, "report", run_stage, "Make the release report (`dvc repro report`).")
     _add(verbs, "gate", gate)
-    verb = _add(verbs, "compare", compare, "Two versions side by side: metrics, simulated latency by head, parameters.")
-    verb.add_argument("a", metavar="A", help="a directory with reports/, or a git revision of the project")
+    verb = _add(verbs, "compare", compare, "Two versions side by side: data, parameters, metrics, simulated latency by head, layer errors.")
+    verb.add_argument("a", metavar="A", help="a directory with reports/, a git revision of the project, or a registered version: 3, @champion")
     verb.add_argument("b", metavar="B", help="the other one")
+    data = verbs.add_parser("data", help="What changed in the data.").add_subparsers(dest="data_verb", required=True, metavar="VERB")
+    verb = _add(data, "diff", data_diff, "Scenes, frames, labels and maps that differ between two versions.")
+    verb.add_argument("a", metavar="REV1", help="a git revision of the project, or . for the working tree")
+    verb.add_argument("b", metavar="REV2", help="the other one")
     _add(verbs, "doctor", doctor, "What is set up and reachable.")
 
 
@@ -313,10 +359,15 @@ def _add_registry_verbs(verbs: Any) -> None:
     text = "Make a registered version champion: gate passed, not worse than the champion, nothing stored with it changed."
     verb = _add(verbs, "promote", promote, text)
     verb.add_argument("version", type=int, nargs="?", help="model version (default: the candidate)")
-    verb.add_argument("--force", metavar="REASON", help="overrule the gate; the reason is recorded")
+    verb.add_argument("--force", metavar="REASON", help="overrule gate and champion; the reason is recorded")
     verb.add_argument("--chip", help="chip whose model is meant (default: params.yaml)")
     verb = _add(verbs, "rollback", rollback)
     verb.add_argument("--reason", help="recorded")
+    verb.add_argument("--chip", help="chip whose model is meant (default: params.yaml)")
+    _add(verbs, "history", history).add_argument("--chip", help="chip whose model is meant (default: params.yaml)")
+    verb = _add(verbs, "reproduce", reproduce)
+    verb.add_argument("version", help="model version, or an alias: 3, champion")
+    verb.add_argument("folder", type=Path, help="where to; must not exist or be empty")
     verb.add_argument("--chip", help="chip whose model is meant (default: params.yaml)")
 
 

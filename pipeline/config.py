@@ -18,7 +18,9 @@ from pipeline.taxonomy import TASKS
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 PositiveInt = Annotated[int, Field(ge=1)]
 PositiveFloat = Annotated[float, Field(gt=0.0)]
-METRIC_PATTERN = r"^[a-z0-9_]+:[^\s:]+$"  # report:dotted.path
+METRIC_PATTERN = r"^[a-z0-9_]+:[^\s:*]+$"  # report:dotted.path
+WILDCARD_METRIC_PATTERN = r"^[a-z0-9_]+:[^\s:*]+(\.\*(\.[^\s:*]+)?)?$"  # the same; one part of the path may be *
+AGAINST_CHAMPION = "champion"
 
 
 class Section(BaseModel):
@@ -443,13 +445,18 @@ class J6Config(Section):
 
 # ------------------------------------------------------------------------------------------------------------------- gate
 class GateRule(Section):
-    """One rule of the release gate: the value of `metric`, divided by that of `relative_to` where given, is compared with `limit`."""
+    """One rule of the release gate: `metric`, or its ratio to or difference from a reference, is compared with `limit`. pipeline/gate.py says how."""
 
     name: str = Field(min_length=1, description="what the reader sees; unique")
-    metric: str = Field(pattern=METRIC_PATTERN, description="report and dotted path, for example eval_int8:detection.mAP or profile:latency_ms")
+    metric: str = Field(
+        pattern=WILDCARD_METRIC_PATTERN, description="report and dotted path, e.g. profile:latency_ms; with a part `*` the worst entry counts"
+    )
     op: Literal[">=", "<="] = Field(description="how value and limit compare")
-    limit: float = Field(allow_inf_nan=False, description="in the unit of the metric; a ratio when `relative_to` is set")
-    relative_to: str | None = Field(None, pattern=METRIC_PATTERN, description="metric that the value is divided by, for example eval_float:map.AP")
+    limit: float = Field(allow_inf_nan=False, description="in the unit of the metric; without unit for a ratio")
+    relative_to: str | None = Field(
+        None, pattern=rf"^{AGAINST_CHAMPION}$|{METRIC_PATTERN}", description="another metric, e.g. eval_float:map.AP, or `champion`: the champion's value"
+    )
+    relation: Literal["ratio", "difference"] = Field("ratio", description="value / reference, or value - reference; without meaning when absolute")
     severity: Literal["error", "warning"] = Field("error", description="only errors fail the gate")
 
 

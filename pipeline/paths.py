@@ -67,6 +67,11 @@ class Paths:
         return self.root / "models" / "multitask_int8.onnx"
 
     @property
+    def release_dir(self) -> Path:
+        """What this checkout knows about releases: champion.json and log.jsonl, both kept in git."""
+        return self.root / "release"
+
+    @property
     def reports(self) -> Path:
         return self.root / "reports"
 

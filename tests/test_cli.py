@@ -26,14 +26,14 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
 def test_help_imports_nothing_heavy() -> None:
     code = "import sys; from pipeline.cli import main\ntry: main(['--help'])\nexcept SystemExit: pass\nprint(sorted(sys.modules), file=sys.stderr)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    verbs = "preset validate vectorize train quantize compile profile compare report gate register promote rollback doctor"
+    verbs = "preset validate vectorize train quantize compile profile compare report gate register promote rollback history reproduce data doctor"
     for verb in verbs.split():
         assert f"\n    {verb}" in done.stdout
     heavy = {"numpy", "torch", "mlflow", "prefect", "dvc", "onnx", "pydantic", "great_expectations", "pandas"}
     assert not heavy & set(done.stderr.replace("'", "").strip("[]\n").split(", "))
 
 
-@pytest.mark.parametrize("arguments", [[], ["fly"], ["promote", "two"], ["compare", "A"]])
+@pytest.mark.parametrize("arguments", [[], ["fly"], ["promote", "two"], ["compare", "A"], ["data", "diff", "A"], ["reproduce", "1"]])
 def test_wrong_usage_is_status_2(arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(arguments)
@@ -103,6 +103,25 @@ def test_register_promote_and_rollback_answer_in_json(built_copy: Path, capsys: 
     status, out, err = run(capsys, "rollback", *project)
     assert (status, out) == (1, "")
     assert "nothing to roll back to" in err
+    status, out, _ = run(capsys, "history", *project)
+    assert (status, [entry["version"] for entry in json.loads(out)]) == (0, [1])
+    status, out, _ = run(capsys, "compare", "@champion", ".", *project)
+    document = json.loads(out)
+    assert (status, document["params"], document["identity"]) == (0, {}, {})
+    assert {row["name"]: row["delta"] for row in document["metrics"]}["int8/map.AP"] == 0.0
+    assert run(capsys, "compare", "@7", ".", *project)[0] == 1
+    status, out, _ = run(capsys, "reproduce", "@champion", str(built_copy / "again"), *project)
+    assert (status, json.loads(out)["same"]) == (0, True)
+
+
+def test_version_that_cannot_be_registered_now_is_kept(built_copy: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{probe.getsockname()[1]}")
+    status, out, err = run(capsys, "register", "--json", "--project", str(built_copy))
+    assert (status, out) == (1, "")
+    assert "cannot connect" in err and "the next `bevj6 register` sends it" in err
+    assert len(list((built_copy / ".services/outbox").glob("0001-*/dvc.lock"))) == 1
 
 
 def test_doctor_tells_faults_from_absent_services(built_copy: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from pipeline.champion import Champion, read_champion, reports_numbers, write_champion
 from pipeline.config import GateConfig, GateRule, load_config
+from pipeline.errors import DataError
 from pipeline.gate import judge
+from pipeline.paths import Paths
 from pipeline.taxonomy import TASKS
 
 FLOAT = {"detection": {"mAP": 0.4}, "map": {"AP": 0.5}, "skipped": {"occupancy": {"has_labels": False, "reason": "no held-out sample has a label"}}}
@@ -26,12 +29,14 @@ def reports(tmp_path: Path) -> Path:
     return directory
 
 
-def rule(metric: str, op: str = ">=", limit: float = 0.3, relative_to: str | None = None, severity: str = "error") -> GateRule:
-    return GateRule(name=metric, metric=metric, op=op, limit=limit, relative_to=relative_to, severity=severity)
+def rule(
+    metric: str, op: str = ">=", limit: float = 0.3, relative_to: str | None = None, severity: str = "error", relation: str = "ratio"
+) -> GateRule:
+    return GateRule(name=metric, metric=metric, op=op, limit=limit, relative_to=relative_to, severity=severity, relation=relation)
 
 
-def only(reports: Path, *rules: GateRule, tasks: tuple[str, ...] = TASKS) -> tuple[bool, list[dict]]:
-    verdict = judge(rules, reports, tasks)
+def only(reports: Path, *rules: GateRule, tasks: tuple[str, ...] = TASKS, champion: dict | None = None) -> tuple[bool, list[dict]]:
+    verdict = judge(rules, reports, tasks, champion)
     return verdict["passed"], verdict["rules"]
 
 
@@ -137,15 +142,86 @@ def test_two_rules_of_one_name_are_refused() -> None:
 
 def test_the_shipped_rules_are_judged_on_reports_of_the_agreed_form(project_root: Path, reports: Path) -> None:
     """Every shipped rule finds its metric in reports that hold what docs/architecture.md promises."""
-    heads = {"detection": {"mAP": 0.4}, "map": {"AP": 0.5}, "occupancy": {"mIoU": 0.4}, "skipped": {}}
+    per_class = {"detection": {"car": {"AP": 0.4}, "bus": {"AP": None}}, "map": {"divider": {"AP": 0.5}}, "occupancy": {"car": {"IoU": 0.3}}}
+    main = {"detection": ("mAP", 0.4), "map": ("AP", 0.5), "occupancy": ("mIoU", 0.4)}
+    heads: dict = {head: {name: value, "per_class": per_class[head]} for head, (name, value) in main.items()} | {"skipped": {}}
+    retention = {head: {"per_class": dict.fromkeys(classes, 0.99)} for head, classes in per_class.items()}
+    checklist = {"coordinate_consistency_rms_m": 0.01, "sensor_timestamps_ms": 1.0, "channel_alignment_std": 0.3}
     contents = {
         "eval_float": {**heads, "times_prior": {"detection": 9.0, "map": 9.0, "occupancy": 3.5}},
-        "eval_int8": heads,
-        "validation": {"counts": {"error": 0, "warning": 3}},
-        "profile": {"latency_ms": 20.0, "ddr_gbps_at_design_fps": 1.2, "conditions": {"p99_ms": 21.0}},
-    }
+        "eval_int8": {**heads, "retention": retention},
+        "validation": {"counts": {"error": 0, "warning": 3}, "checklist": checklist},
+        "profile": {
+            "latency_ms": 20.0, "ddr_gbps_at_design_fps": 1.2, "conditions": {"p50_ms": 20.0, "p99_ms": 21.0},
+            "memory": {"total_ddr_bytes": 9_000_000, "onchip_capacity_bytes": 1_572_864, "onchip": {"peak_bytes": 1_433_600}},
+        },
+    }  # fmt: skip
     for name, content in contents.items():
         (reports / f"{name}.json").write_text(json.dumps(content))
-    verdict = judge(load_config(project_root / "params.yaml").gate.rules, reports, TASKS)
-    assert verdict["passed"], verdict["reasons"]
-    assert all(entry["verdict"] == "passed" for entry in verdict["rules"])
+    rules = load_config(project_root / "params.yaml").gate.rules
+    first = judge(rules, reports, TASKS)
+    assert first["passed"], first["reasons"]
+    against = {entry["name"] for entry in first["rules"] if entry["relative_to"] == "champion"}
+    assert {entry["name"] for entry in first["rules"] if entry["verdict"] == "skipped"} == against != set()
+    later = judge(rules, reports, TASKS, reports_numbers(reports))
+    assert later["passed"], later["reasons"]
+    assert all(entry["verdict"] == "passed" for entry in later["rules"])
+
+
+def test_difference_from_another_metric(reports: Path) -> None:
+    (reports / "profile.json").write_text(json.dumps({"conditions": {"p50_ms": 20.0, "p99_ms": 29.0}}))
+    jitter = rule("profile:conditions.p99_ms", "<=", 8.0, "profile:conditions.p50_ms", relation="difference")
+    passed, (verdict,) = only(reports, jitter)
+    assert not passed
+    assert (verdict["value"], verdict["reason"]) == (9.0, "9 is above 8")
+
+
+def test_worst_entry_counts_and_is_named(reports: Path) -> None:
+    classes = {"car": {"AP": 0.5}, "bus": {"AP": 0.1}, "trailer": {"AP": None}}
+    (reports / "eval_float.json").write_text(json.dumps({"detection": {"per_class": classes}, "skipped": {}}))
+    weakest = rule("eval_float:detection.per_class.*.AP", limit=0.2)
+    passed, (verdict,) = only(reports, weakest)
+    assert (passed, verdict["value"], verdict["reason"]) == (False, 0.1, "worst of 2, detection.per_class.bus.AP: 0.1 is below 0.2")
+    _, (highest,) = only(reports, rule("eval_float:detection.per_class.*.AP", "<=", 0.4))
+    assert highest["value"] == 0.5
+    (reports / "eval_float.json").write_text(json.dumps({"detection": {"per_class": {"car": {"AP": None}}}, "skipped": {}}))
+    passed, (empty,) = only(reports, weakest)
+    assert (passed, empty["reason"]) == (False, "reports/eval_float.json has no value at detection.per_class.*.AP")
+
+
+def test_against_the_champion(reports: Path) -> None:
+    guard = rule("eval_int8:detection.mAP", limit=0.98, relative_to="champion")
+    latency = rule("profile:latency_ms", "<=", 2.0, relative_to="champion", relation="difference")
+    champion = {"eval_int8": {"detection.mAP": 0.4}, "profile": {"latency_ms": 25.0}}
+    passed, (kept, slower) = only(reports, guard, latency, champion=champion)  # 0.39 against 0.4, 28.4 ms against 25 ms
+    assert not passed
+    assert (kept["verdict"], slower["verdict"]) == ("failed", "failed")
+    assert kept["value"] == pytest.approx(0.975) and slower["value"] == pytest.approx(3.4)
+    assert only(reports, guard, latency, champion={"eval_int8": {"detection.mAP": 0.39}, "profile": {"latency_ms": 28.0}})[0]
+    always = rule("eval_float:map.AP")
+    passed, (_, alone) = only(reports, always, guard)
+    assert passed and (alone["verdict"], alone["reason"]) == ("skipped", "there is no champion yet")
+    passed, (_, unknown) = only(reports, always, guard, champion={"eval_int8": {}})
+    assert passed and (unknown["verdict"], unknown["reason"]) == ("skipped", "the champion has no eval_int8:detection.mAP")
+    passed, (_, zero) = only(reports, always, guard, champion={"eval_int8": {"detection.mAP": 0.0}})
+    assert not passed and "the champion's eval_int8:detection.mAP is 0" in zero["reason"]
+
+
+def test_champion_file_keeps_other_models_and_names_damage(tmp_path: Path) -> None:
+    paths, champion = Paths(tmp_path), Champion(3, "c" * 64, {"profile": {"latency_ms": 8.5}})
+    assert read_champion(paths, "bev-j6m") is None
+    write_champion(paths, "bev-j6m", champion)
+    write_champion(paths, "bev-j6e", Champion(1, "d" * 64, {}))
+    assert read_champion(paths, "bev-j6m") == champion
+    write_champion(paths, "bev-j6m", None)
+    assert read_champion(paths, "bev-j6m") is None
+    assert read_champion(paths, "bev-j6e") == Champion(1, "d" * 64, {})
+    (paths.release_dir / "champion.json").write_text('{"bev-j6m": {"version": "two"}}')
+    with pytest.raises(DataError, match=r"champion\.json: entry 'bev-j6m' must hold version, lock_sha and reports"):
+        read_champion(paths, "bev-j6m")
+
+
+@pytest.mark.parametrize("metric", ["eval_float:*.*.AP", "eval_float:detection.per*.AP", "*:x"])
+def test_wildcard_is_one_whole_part(metric: str) -> None:
+    with pytest.raises(ValidationError, match="metric"):
+        rule(metric)

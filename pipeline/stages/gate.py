@@ -2,8 +2,8 @@
 
     python -m pipeline.stages.gate
 
-Reads the JSON files in reports/ that the rules of params.yaml (section gate) name. Writes reports/gate.json. The stage succeeds whatever the verdict,
-so that the report can show it: a release that did not pass is refused where it would have an effect, at promotion.
+Reads the JSON files in reports/ that the rules of params.yaml (section gate) name, and release/champion.json. Writes reports/gate.json. The stage
+succeeds whatever the verdict, so that the report can show it: a release that did not pass is refused where it would have an effect, at promotion.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import sys
 from dataclasses import dataclass
 
 from pipeline.config import Config
+from pipeline.champion import read_champion, registered_name
 from pipeline.gate import judge
 from pipeline.io import write_json
 from pipeline.paths import Paths
@@ -31,7 +32,8 @@ class Result:
 
 def run(config: Config, paths: Paths) -> Result:
     """Judge all rules."""
-    verdict = judge(config.gate.rules, paths.reports, config.model.tasks)
+    champion = read_champion(paths, registered_name(config, config.j6.chip))
+    verdict = judge(config.gate.rules, paths.reports, config.model.tasks, champion.reports if champion else None)
     write_json(paths.report("gate.json"), verdict)
     return Result(verdict["passed"], tuple(verdict["reasons"]))
 

@@ -1,23 +1,32 @@
-"""Promotion and rollback of registered model versions, with evidence before and a record after.
+"""Promotion and rollback of registered model versions: the evidence before, the aliases, the record after.
 
-MLflow keeps no history of its aliases. Every change made here is therefore written twice: as tags of the model version and as one JSON line in
-release_log.jsonl, which belongs in git.
+A version becomes champion when its gate has passed, when it is not worse than the champion on any rule of params.yaml that compares with the
+champion, and when everything stored with it still has the bytes that were logged. A reason given with `--force` overrules the first two and is
+recorded; the third is never overruled.
 """
 
 from __future__ import annotations
 
 import getpass
-import json
-from dataclasses import asdict, dataclass
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from pipeline.config import Config
+from pipeline.champion import Champion, registered_name, reports_numbers, write_champion
+from pipeline.config import AGAINST_CHAMPION, Config
 from pipeline.errors import BevError, DataError
+from pipeline.gate import judge
+from pipeline.lock import exclusive
 from pipeline.paths import Paths
+from pipeline.tracking import audit
+from pipeline.tracking.artifacts import stored_files
+from pipeline.tracking.audit import AliasChange
 from pipeline.tracking.onnx_model import MODEL_HASH_TAG, verify_stored_model
 from pipeline.tracking.registration import CANDIDATE
-from pipeline.tracking.release import registered_name
+from pipeline.tracking.release import GATE_TAG, LOCK_TAG
 from pipeline.tracking.service import find_service, mlflow_session
 
 if TYPE_CHECKING:
@@ -27,57 +36,36 @@ if TYPE_CHECKING:
 CHAMPION = "champion"
 PREVIOUS = "previous"
 PROMOTED_FROM_TAG = "bevj6.promoted_from"
-LOG_NAME = "release_log.jsonl"
 
 
 class PromotionError(BevError):
     """The evidence does not allow this promotion, or there is nothing to roll back to."""
 
 
-@dataclass(frozen=True)
-class AliasChange:
-    """One line of the release log. `replaced`: the version that was champion before, None at first."""
-
-    action: str
-    model: str
-    version: int
-    replaced: int | None
-    gate: str
-    reason: str | None
-    by: str
-    at: str
-
-    def as_dict(self) -> dict[str, Any]:
-        """For `--json` and the log."""
-        return asdict(self)
-
-
 def promote(paths: Paths, config: Config, version: int | None = None, force_reason: str | None = None) -> AliasChange:
     """Make a version champion (default: the candidate); the champion until now becomes `previous`.
 
-    The gate may be overruled with `force_reason`, which is recorded. A stored model whose bytes are not those that were logged is never promoted.
-
     Raises:
-        PromotionError: the gate has not passed and no reason was given, or the version is champion already.
-        DataError: no such version, or its stored model was changed.
+        PromotionError: something speaks against it and no reason was given, or the version is champion already.
+        DataError: no such version, or something stored with it was changed.
         ServiceError: MLflow is away or refuses.
     """
     name = registered_name(config, config.j6.chip)
-    with mlflow_session(find_service(paths.root)) as client:
-        target = _find_version(client, name, CANDIDATE if version is None else version)
+    with _registry(paths) as client:
+        _mend(client, paths, name)
+        target = find_version(client, name, CANDIDATE if version is None else version)
         champion = _alias(client, name, CHAMPION)
         if champion == int(target.version):
             raise PromotionError(f"{name} version {target.version}: is {CHAMPION} already")
-        gate = target.tags.get("bevj6.gate", "unknown")
-        if gate != "passed" and not force_reason:
-            hint = "See reports/gate.json of its run; --force REASON overrules"
-            raise PromotionError(f"{name} version {target.version}: gate is {gate!r}, must be 'passed'. {hint}")
-        _verify(target)
-        change = _change("promote", target, champion, force_reason)
-        _move_champion(client, change)
-        if champion is not None:
-            client.set_registered_model_alias(name, PREVIOUS, str(champion))
-    _record(paths, change)
+        _verify_model(target)
+        with stored_files(client, target) as folder:
+            objections = _objections(client, config, target, champion, folder)
+            numbers = reports_numbers(folder / "reports")
+        if objections and not force_reason:
+            raise PromotionError("\n".join([f"{name} version {target.version} is not promoted (--force REASON overrules):", *objections]))
+        change = _change("promote", target, champion, force_reason, tuple(objections))
+        change = _make(client, paths, change)
+    write_champion(paths, name, _as_champion(target, numbers))
     return change
 
 
@@ -86,34 +74,87 @@ def rollback(paths: Paths, config: Config, reason: str | None = None) -> AliasCh
 
     Raises:
         PromotionError: there is no previous version.
-        DataError: its stored model was changed or is gone.
+        DataError: something stored with it was changed or is gone.
+        ServiceError: MLflow is away or refuses.
+    """
+    name = registered_name(config, config.j6.chip)
+    with _registry(paths) as client:
+        mended = _mend(client, paths, name)
+        champion, previous = _alias(client, name, CHAMPION), _alias(client, name, PREVIOUS)
+        if previous is None and mended is None:
+            raise PromotionError(f"{name}: no alias {PREVIOUS!r}, so there is nothing to roll back to")
+        repeated = mended is not None and mended.action == "rollback"  # the same command once more, after it was cut short
+        target = find_version(client, name, champion if repeated and champion is not None else PREVIOUS)
+        _verify_model(target)
+        with stored_files(client, target) as folder:
+            numbers = reports_numbers(folder / "reports")
+        change = mended if repeated and mended is not None else _make(client, paths, _change("rollback", target, champion, reason))
+    write_champion(paths, name, _as_champion(target, numbers))
+    return change
+
+
+def release_history(paths: Paths, config: Config) -> list[AliasChange]:
+    """All changes of the champion that the registry knows, oldest first.
+
+    Raises:
+        DataError: the model is not registered.
         ServiceError: MLflow is away or refuses.
     """
     name = registered_name(config, config.j6.chip)
     with mlflow_session(find_service(paths.root)) as client:
-        if _alias(client, name, PREVIOUS) is None:
-            raise PromotionError(f"{name}: no alias {PREVIOUS!r}, so there is nothing to roll back to")
-        target = _find_version(client, name, PREVIOUS)
-        _verify(target)
-        change = _change("rollback", target, _alias(client, name, CHAMPION), reason)
-        _move_champion(client, change)
-        earlier = target.tags.get(PROMOTED_FROM_TAG)
-        if earlier:
-            client.set_registered_model_alias(name, PREVIOUS, earlier)
+        champion = _alias(client, name, CHAMPION)
+        found = audit.history(client, name)
+    last = next((change for change in reversed(found) if change.done), None)
+    if champion is not None and (last is None or last.version != champion):
+        # Someone used MLflow's page or client instead: it shows here until the next promotion or rollback.
+        found.append(AliasChange("moved outside bevj6", name, champion, last.version if last else None, "unknown", None, "unknown", "unknown"))
+    return found
+
+
+def fetch_champion(paths: Paths, config: Config) -> Champion | None:
+    """Bring release/champion.json in line with the registry. Returns the champion.
+
+    Raises:
+        DataError: something stored with it was changed.
+        ServiceError: MLflow is away or refuses; the file stays as it is.
+    """
+    name = registered_name(config, config.j6.chip)
+    with mlflow_session(find_service(paths.root)) as client:
+        version = _champion(client, name)
+        if version is None:
+            champion = None
         else:
-            client.delete_registered_model_alias(name, PREVIOUS)
-    _record(paths, change)
-    return change
+            with stored_files(client, version) as folder:
+                champion = _as_champion(version, reports_numbers(folder / "reports"))
+    write_champion(paths, name, champion)
+    return champion
 
 
-def read_release_log(paths: Paths) -> list[dict[str, Any]]:
-    """Entries of the release log, oldest first; empty where there is none yet."""
-    log = paths.root / LOG_NAME
-    return [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()] if log.is_file() else []
+@contextmanager
+def registered_files(paths: Paths, config: Config, version: int | str) -> Iterator[tuple[ModelVersion, Path]]:
+    """A version (by number or alias) and a temporary folder with the files kept with it, checked, and with its model as model.onnx.
+
+    Raises:
+        DataError: no such version, or something stored with it was changed.
+        ServiceError: MLflow is away or refuses.
+    """
+    import mlflow
+
+    with mlflow_session(find_service(paths.root)) as client:
+        target = find_version(client, registered_name(config, config.j6.chip), version)
+        _verify_model(target)
+        with stored_files(client, target) as folder, tempfile.TemporaryDirectory() as model:
+            stored = Path(mlflow.artifacts.download_artifacts(f"models:/{target.name}/{target.version}", dst_path=model)) / "model.onnx"
+            (folder / "model.onnx").write_bytes(stored.read_bytes())
+            yield target, folder
 
 
-def _find_version(client: MlflowClient, name: str, version: int | str) -> ModelVersion:
-    """A version by number, or by alias when `version` is text."""
+def find_version(client: MlflowClient, name: str, version: int | str) -> ModelVersion:
+    """A version by number, or by alias when `version` is text.
+
+    Raises:
+        DataError: there is none.
+    """
     from mlflow.exceptions import MlflowException
 
     try:
@@ -125,6 +166,13 @@ def _find_version(client: MlflowClient, name: str, version: int | str) -> ModelV
             raise
         what = f"alias {version!r}" if isinstance(version, str) else f"version {version}"
         raise DataError(f"{name}: {what} not found in the registry. `bevj6 register` makes a candidate") from None
+
+
+@contextmanager
+def _registry(paths: Paths) -> Iterator[MlflowClient]:
+    """A client, for one change at a time in this checkout."""
+    with exclusive(paths.root, "release"), mlflow_session(find_service(paths.root)) as client:
+        yield client
 
 
 def _alias(client: MlflowClient, name: str, alias: str) -> int | None:
@@ -140,35 +188,91 @@ def _alias(client: MlflowClient, name: str, alias: str) -> int | None:
     return int(aliases[alias]) if alias in aliases else None
 
 
-def _verify(target: ModelVersion) -> None:
+def _champion(client: MlflowClient, name: str) -> ModelVersion | None:
+    """The champion; None where there is none, or no such model yet."""
+    try:
+        number = _alias(client, name, CHAMPION)
+    except DataError:
+        return None
+    return None if number is None else find_version(client, name, number)
+
+
+def _verify_model(target: ModelVersion) -> None:
     digest = target.tags.get(MODEL_HASH_TAG)
     if digest is None:
         raise DataError(f"{target.name} version {target.version}: has no tag {MODEL_HASH_TAG}; it was not registered by this project")
     verify_stored_model(f"models:/{target.name}/{target.version}", digest)
 
 
-def _change(action: str, target: ModelVersion, replaced: int | None, reason: str | None) -> AliasChange:
+def _objections(client: MlflowClient, config: Config, target: ModelVersion, champion: int | None, folder: Path) -> list[str]:
+    """What speaks against a promotion, one line each: the gate, and the rules against today's champion, whoever that was when the gate was judged."""
+    gate = target.tags.get(GATE_TAG, "unknown")
+    lines = [] if gate == "passed" else [f"gate is {gate!r}, must be 'passed': see reports/gate.json of its run"]
+    rules = [rule for rule in config.gate.rules if rule.relative_to == AGAINST_CHAMPION and rule.severity == "error"]
+    if champion is None or not rules:
+        return lines
+    try:
+        with stored_files(client, find_version(client, target.name, champion)) as files:
+            against = reports_numbers(files / "reports")
+    except DataError as error:
+        return [*lines, f"the champion, version {champion}, cannot be compared with: {error}"]
+    verdicts = judge(rules, folder / "reports", config.model.tasks, against)["rules"]
+    return lines + [f"against the champion, version {champion}: {rule['name']}: {rule['reason']}" for rule in verdicts if rule["verdict"] == "failed"]
+
+
+def _change(action: str, target: ModelVersion, replaced: int | None, reason: str | None, overruled: tuple[str, ...] = ()) -> AliasChange:
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    gate = target.tags.get("bevj6.gate", "unknown")
-    return AliasChange(action, target.name, int(target.version), replaced, gate, reason, getpass.getuser(), now)
+    gate = target.tags.get(GATE_TAG, "unknown")
+    return AliasChange(action, target.name, int(target.version), replaced, gate, reason, getpass.getuser(), now, overruled=overruled)
 
 
-def _move_champion(client: MlflowClient, change: AliasChange) -> None:
-    """Tag the version, then set the alias, unless someone else has moved it since it was read.
+def _make(client: MlflowClient, paths: Paths, change: AliasChange) -> AliasChange:
+    """Move the aliases, with the record before and after, unless someone else has moved the champion since it was read.
 
     Raises:
         PromotionError: the alias has moved meanwhile; nothing was changed.
     """
+    begun = audit.begin(client, change)
     if _alias(client, change.model, CHAMPION) != change.replaced:
+        audit.withdraw(client, begun)
         raise PromotionError(f"{change.model}: alias {CHAMPION!r} was moved by someone else just now; look again")
+    _tag_version(client, change)
+    client.set_registered_model_alias(change.model, CHAMPION, str(change.version))
+    return _complete(client, paths, begun)
+
+
+def _mend(client: MlflowClient, paths: Paths, name: str) -> AliasChange | None:
+    """Complete a change that was cut short after the champion had moved, and return it; forget one that was cut short before."""
+    _alias(client, name, CHAMPION)  # says so when there is no such model
+    changes = audit.history(client, name)
+    if not changes or changes[-1].done:
+        return None
+    if _alias(client, name, CHAMPION) == changes[-1].version:
+        return _complete(client, paths, changes[-1])
+    audit.withdraw(client, changes[-1])
+    return None
+
+
+def _complete(client: MlflowClient, paths: Paths, change: AliasChange) -> AliasChange:
+    """The second alias and the end of the record. `previous` is the champion until now; after a rollback the champion before the one restored."""
+    if change.action == "promote":
+        previous = None if change.replaced is None else str(change.replaced)
+    else:
+        previous = find_version(client, change.model, change.version).tags.get(PROMOTED_FROM_TAG)
+    if previous:
+        client.set_registered_model_alias(change.model, PREVIOUS, previous)
+    elif PREVIOUS in client.get_registered_model(change.model).aliases:
+        client.delete_registered_model_alias(change.model, PREVIOUS)
+    return audit.finish(client, paths, change)
+
+
+def _tag_version(client: MlflowClient, change: AliasChange) -> None:
     tags = {"promoted_at": change.at, "promoted_by": change.by, "promoted_reason": change.reason or ""}
     if change.action == "promote":
         tags["promoted_from"] = "" if change.replaced is None else str(change.replaced)
     for key, value in tags.items():
         client.set_model_version_tag(change.model, str(change.version), f"bevj6.{key}", value)
-    client.set_registered_model_alias(change.model, CHAMPION, str(change.version))
 
 
-def _record(paths: Paths, change: AliasChange) -> None:
-    with (paths.root / LOG_NAME).open("a", encoding="utf-8") as stream:
-        stream.write(json.dumps(change.as_dict(), sort_keys=True) + "\n")
+def _as_champion(version: ModelVersion, numbers: dict[str, dict[str, float]]) -> Champion:
+    return Champion(int(version.version), version.tags[LOCK_TAG], numbers)

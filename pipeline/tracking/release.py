@@ -15,13 +15,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pipeline.champion import numbers, registered_name
 from pipeline.config import Config
 from pipeline.errors import DataError, file_error
 from pipeline.io import read_json
 from pipeline.paths import Paths
-from pipeline.tracking.revision import git_state, lock_hash, locked_md5, read_lock
+from pipeline.tracking.revision import GitState, git_state, lock_hash, locked_md5, read_lock
 
 LOCK_TAG = "bevj6.lock_sha"  # the key of a pipeline version, on its run and on its model version
+GATE_TAG = "bevj6.gate"
+HEADLINES = ("detection.mAP", "detection.NDS", "map.AP", "occupancy.mIoU")  # also tags of the model version, for the registry's page
+PATCH_NAME = "uncommitted.patch"
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,7 @@ class DataSource:
 
 @dataclass(frozen=True)
 class Release:
-    """One pipeline version. `key` is the hash of dvc.lock."""
+    """One pipeline version. `key` is the hash of dvc.lock, `files` what is kept with it, by its path among the run's artifacts."""
 
     key: str
     name: str
@@ -54,10 +58,12 @@ class Release:
     tags: dict[str, str]
     data: DataSource
     paths: Paths
+    files: dict[str, Path]
+    git: GitState
 
 
-def read_release(paths: Paths, config: Config) -> Release:
-    """Gather the version that the working tree holds.
+def read_release(paths: Paths, config: Config, git: GitState | None = None) -> Release:
+    """Gather the version that the working tree holds. `git`: the state of its checkout, where `paths` are not in it.
 
     Raises:
         DataError: a file is missing or malformed, or a model or report is not the one dvc.lock names (edited, or `dvc repro` has not finished).
@@ -66,18 +72,31 @@ def read_release(paths: Paths, config: Config) -> Release:
     check_against_lock(paths.root, stages)
     dataset, profile, gate = (read_json(file) for file in (paths.dataset_json, paths.report("profile.json"), paths.report("gate.json")))
     key = lock_hash(stages)
-    tags = _tags(paths, key, dataset, profile, gate)
+    git = git or git_state(paths.root)
+    metrics = read_metrics(paths)
     source = dataset.get("dataroot") or str(dataset["source"])
     return Release(
         key=key,
         name=registered_name(config, profile["chip"]),
         params=flatten_params(config.model_dump(mode="json")),
-        metrics=read_metrics(paths),
+        metrics=metrics,
         curves=tuple(read_curves(paths.float_dir / "curves.csv")),
-        tags=tags,
+        tags=_tags(paths, git, key, metrics, dataset, profile, gate),
         data=DataSource(f"{dataset['source']}-{dataset['version']}", source, dataset["fingerprint"]),
         paths=paths,
+        files=kept_files(paths),
+        git=git,
     )
+
+
+def kept_files(paths: Paths) -> dict[str, Path]:
+    """Files that are kept with a version, by artifact path: reports, the float model with its contract, the data set's description, and the three
+    files that say how all of it was made. The INT8 model is logged as an MLflow model of its own."""
+    reports = {f"reports/{file.relative_to(paths.reports).as_posix()}": file for file in sorted(paths.reports.rglob("*")) if file.is_file()}
+    models = {f"models/{file.name}": file for file in (paths.onnx, paths.contract)}
+    training = {f"models/float/{name}": paths.float_dir / name for name in ("metrics.json", "curves.csv")}
+    origin = {f"pipeline/{file.name}": file for file in (paths.params, paths.root / "dvc.yaml", paths.root / "dvc.lock")}
+    return reports | models | training | origin | {"data/dataset.json": paths.dataset_json}
 
 
 def check_against_lock(root: Path, stages: dict[str, dict]) -> None:
@@ -120,15 +139,6 @@ def report_metrics(eval_float: Any, eval_int8: Any, profile: Any, training: Any)
     return {_metric_name(f"{group}/{name}"): value for group, report in groups.items() for name, value in numbers(report)}
 
 
-def numbers(value: Any, prefix: str = "") -> Iterator[tuple[str, float]]:
-    """(dotted path, number) for the finite numbers in nested mappings; text, lists and truth values are passed over."""
-    if isinstance(value, dict):
-        for key in sorted(value):
-            yield from numbers(value[key], f"{prefix}.{key}" if prefix else str(key))
-    elif isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
-        yield prefix, float(value)
-
-
 def flatten_params(values: dict[str, Any], prefix: str = "") -> dict[str, str]:
     """Nested sections as dotted names; lists and null as JSON."""
     flat: dict[str, str] = {}
@@ -169,8 +179,10 @@ def _points(path: Path, line: int, row: dict[str, str]) -> Iterator[CurvePoint]:
             yield CurvePoint(_metric_name(f"curve/{name}"), step, value)
 
 
-def _tags(paths: Paths, key: str, dataset: dict[str, Any], profile: dict[str, Any], gate: dict[str, Any]) -> dict[str, str]:
-    git = git_state(paths.root)
+def _tags(
+    paths: Paths, git: GitState, key: str, metrics: dict[str, float], dataset: dict[str, Any], profile: dict[str, Any], gate: dict[str, Any]
+) -> dict[str, str]:
+    headlines = {f"{group}/{name}": metrics.get(f"{group}/{name}") for group in ("float", "int8") for name in HEADLINES}
     try:
         return {
             LOCK_TAG: key,
@@ -180,15 +192,11 @@ def _tags(paths: Paths, key: str, dataset: dict[str, Any], profile: dict[str, An
             "bevj6.chip": str(profile["chip"]),
             "bevj6.chip_profile_hash": str(profile["profile_hash"]),
             "bevj6.latency_ms": f"{profile['latency_ms']:.6g}",
-            "bevj6.gate": "passed" if gate["passed"] else "failed",
+            GATE_TAG: "passed" if gate["passed"] else "failed",
+            **{f"bevj6.{name}": f"{value:.6g}" for name, value in headlines.items() if value is not None},
         }
     except KeyError as error:
         raise DataError(f"field {error} is missing in data/dataset.json, reports/profile.json or reports/gate.json of {paths.root}") from None
-
-
-def registered_name(config: Config, chip: str) -> str:
-    """Name of the registered model for a chip; a profile given as a file counts by its stem."""
-    return f"{config.tracking.registered_model}-{re.sub(r'[^A-Za-z0-9_.-]+', '-', Path(chip).stem)}"
 
 
 def _metric_name(name: str) -> str:

@@ -11,13 +11,23 @@ import yaml
 from pipeline.errors import file_error
 from pipeline.io import canonical_hash
 
+# Stages that judge and show a version but do not make it: judging it again, by other rules or against another champion, makes no new version.
+JUDGING_STAGES = ("gate", "report")
+# dvc.lock has its own hash, release/ is about released versions: neither is code or parameters.
+NOT_SOURCE = (":(exclude)dvc.lock", ":(exclude)release")
+
 
 @dataclass(frozen=True)
 class GitState:
-    """Commit of the checkout ("none" outside git); `dirty`: tracked files other than dvc.lock, whose hash is kept apart, differ from it."""
+    """Commit of the checkout ("none" outside git). `patch`: what tracked files other than dvc.lock and release/ have that the commit has not."""
 
     commit: str
-    dirty: bool
+    patch: str
+
+    @property
+    def dirty(self) -> bool:
+        """Whether the commit alone does not say what ran."""
+        return bool(self.patch) or self.commit == "none"
 
 
 def read_lock(root: Path) -> dict[str, dict]:
@@ -39,8 +49,8 @@ def read_lock(root: Path) -> dict[str, dict]:
 
 
 def lock_hash(stages: dict[str, dict]) -> str:
-    """Key of a pipeline version: sha256 over every stage's command, inputs, parameters and outputs, whatever the order in the file."""
-    return canonical_hash(stages)
+    """Key of a pipeline version: sha256 over command, inputs, parameters and outputs of every stage that makes it, whatever the order in the file."""
+    return canonical_hash({name: stage for name, stage in stages.items() if name not in JUDGING_STAGES})
 
 
 def locked_md5(stages: dict[str, dict]) -> dict[str, str]:
@@ -53,9 +63,8 @@ def git_state(root: Path) -> GitState:
     """State of the git checkout that holds `root`."""
     commit = _git(root, "rev-parse", "HEAD")
     if commit is None:
-        return GitState("none", True)
-    changes = _git(root, "status", "--porcelain", "--untracked-files=no", "--", ".", ":(exclude)dvc.lock")
-    return GitState(commit, bool(changes))
+        return GitState("none", "")
+    return GitState(commit.strip(), _git(root, "diff", "--binary", "--relative", "HEAD", "--", ".", *NOT_SOURCE) or "")
 
 
 def is_revision(root: Path, name: str) -> bool:
@@ -66,7 +75,6 @@ def is_revision(root: Path, name: str) -> bool:
 def _git(root: Path, *arguments: str) -> str | None:
     """Output of a git command, or None where git or the repository is missing."""
     try:
-        done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=True)
+        return subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, errors="surrogateescape", check=True).stdout
     except (FileNotFoundError, subprocess.CalledProcessError):
         return None
-    return done.stdout.strip()

@@ -7,8 +7,9 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pipeline.tracking.artifacts import MANIFEST_TAG, log_files
 from pipeline.tracking.onnx_model import MODEL_HASH_TAG, log_int8_model
-from pipeline.tracking.release import LOCK_TAG, Release
+from pipeline.tracking.release import LOCK_TAG, PATCH_NAME, Release
 from pipeline.tracking.service import Service
 
 if TYPE_CHECKING:
@@ -23,12 +24,13 @@ DIGEST_LENGTH = 36  # MLflow's limit for the digest of a data set; the whole fin
 
 @dataclass(frozen=True)
 class LoggedRun:
-    """A complete run: its ids, the model logged in it and the hash of that model's file."""
+    """A complete run: its ids, the model logged in it, the hash of that model's file and the hash over the other files."""
 
     run_id: str
     experiment_id: str
     model_uri: str
     model_sha256: str
+    artifacts_sha256: str
 
 
 def ensure_run(client: MlflowClient, service: Service, experiment: str, release: Release) -> LoggedRun:
@@ -57,17 +59,16 @@ def log_run(client: MlflowClient, experiment_id: str, release: Release) -> Logge
         mlflow.log_params(release.params)
         _log_metrics(client, run_id, release)
         _log_dataset(release)
-        _log_files(client, run_id, release)
-        name = release.name
-        model_uri, digest = log_int8_model(release.paths.int8_onnx, name, release.tags, {"precision": "int8"})
-        client.set_tag(run_id, MODEL_URI_TAG, model_uri)
-        client.set_tag(run_id, MODEL_HASH_TAG, digest)
-        client.set_tag(run_id, COMPLETE_TAG, "true")
-    return LoggedRun(run_id, experiment_id, model_uri, digest)
+        artifacts = log_files(client, run_id, release.files, {f"pipeline/{PATCH_NAME}": release.git.patch} if release.git.patch else {})
+        model_uri, digest = log_int8_model(release.paths.int8_onnx, release.name, release.tags, {"precision": "int8"})
+        for tag, value in ((MANIFEST_TAG, artifacts), (MODEL_URI_TAG, model_uri), (MODEL_HASH_TAG, digest), (COMPLETE_TAG, "true")):
+            client.set_tag(run_id, tag, value)
+    return LoggedRun(run_id, experiment_id, model_uri, digest, artifacts)
 
 
 def _logged(run: Run) -> LoggedRun:
-    return LoggedRun(run.info.run_id, run.info.experiment_id, run.data.tags[MODEL_URI_TAG], run.data.tags[MODEL_HASH_TAG])
+    tags = run.data.tags
+    return LoggedRun(run.info.run_id, run.info.experiment_id, tags[MODEL_URI_TAG], tags[MODEL_HASH_TAG], tags[MANIFEST_TAG])
 
 
 def _log_metrics(client: MlflowClient, run_id: str, release: Release) -> None:
@@ -91,16 +92,6 @@ def _log_dataset(release: Release) -> None:
     source = CodeDatasetSource({"dvc.source": data.source, "bevj6.data_fingerprint": data.fingerprint})
     dataset = MetaDataset(source, name=data.name, digest=data.fingerprint[:DIGEST_LENGTH])  # type: ignore[abstract]  # mlflow's own class, complete at run time
     mlflow.log_input(dataset, context="training")
-
-
-def _log_files(client: MlflowClient, run_id: str, release: Release) -> None:
-    """Reports, the float model with its contract, and the three files that say how all of it was made."""
-    paths = release.paths
-    client.log_artifacts(run_id, str(paths.reports), "reports")
-    for file in (paths.onnx, paths.contract):
-        client.log_artifact(run_id, str(file), "models")
-    for file in (paths.params, paths.root / "dvc.yaml", paths.root / "dvc.lock"):
-        client.log_artifact(run_id, str(file), "pipeline")
 
 
 def _dvc_tags() -> dict[str, str]:

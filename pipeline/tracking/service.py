@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from urllib.parse import urlencode, urlsplit
 
 from pipeline.errors import ServiceError
 
@@ -41,6 +41,11 @@ class Service:
         """Address of a run in the web page."""
         base = self.uri if self.uri.startswith("http") else LOCAL_UI
         return f"{base.rstrip('/')}/#/experiments/{experiment_id}/runs/{run_id}"
+
+    def artifact_url(self, run_id: str, relative: str) -> str:
+        """Address of a file kept with a run, for a browser."""
+        base = self.uri if self.uri.startswith("http") else LOCAL_UI
+        return f"{base.rstrip('/')}/get-artifact?{urlencode({'path': relative, 'run_uuid': run_id})}"
 
 
 def find_service(root: Path) -> Service:

@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.champion import numbers, registered_name
 from pipeline.config import Config, load_config
 from pipeline.errors import DataError
 from pipeline.paths import Paths
-from pipeline.tracking.release import flatten_params, numbers, read_curves, read_release, registered_name
+from pipeline.tracking.release import flatten_params, read_curves, read_release
 from pipeline.tracking.revision import git_state, lock_hash, read_lock
 
 
