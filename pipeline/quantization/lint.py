@@ -40,7 +40,7 @@ class BatchLinter:
 
     def __init__(self, model: FloatModel) -> None:
         self._model = model
-        self._types = {value.name: helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type) for value in model.proto.graph.input}
+        self._types = {value.name: helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type) for value in model.light.graph.input}
         self._seen: dict[str, int] = {}
         self._repeated = 0
         self._count = 0

@@ -6,11 +6,10 @@ static shapes known for every tensor. Whatever cannot be brought there is refuse
 
 from __future__ import annotations
 
-import hashlib
-import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -19,53 +18,71 @@ from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
 
 from pipeline.errors import ModelError
+from pipeline.io import sha256_file
 from pipeline.j6.fuse import fuse
-from pipeline.j6.graph import import_onnx, module_path
+from pipeline.j6.graph import import_model, module_path
 
 OLDEST_OPSET, NEWEST_OPSET, WORKING_OPSET = 13, 23, 21
 QUANTIZED_OPS = frozenset(
     {"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul", "MatMulInteger", "ConvInteger"}
 )
 CONTROL_FLOW = frozenset({"If", "Loop", "Scan", "SequenceMap"})
+STAND_IN = "__stand_in"
+LARGE = 1024
+"""Elements from which an initializer is left out of the skeleton."""
 HALF_TYPES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
 
 @dataclass(frozen=True)
 class FloatModel:
-    """A checked float model in normal form. `constants` are all initializers by name; `shapes` and `is_float` cover every tensor."""
+    """A checked float model in normal form.
+
+    `light` is the model with stubs for its large weights, which are held once, in `constants` (all initializers by name). `shapes` covers every
+    tensor.
+    """
 
     path: Path
     sha256: str
-    proto: ModelProto
+    light: ModelProto
     shapes: dict[str, tuple[int, ...]]
     float_tensors: frozenset[str]
     constants: dict[str, NDArray] = field(repr=False)
 
     @property
+    def proto(self) -> ModelProto:
+        """The complete model, composed anew at every call."""
+        complete = ModelProto()
+        complete.CopyFrom(self.light)
+        for tensor in complete.graph.initializer:
+            if tensor.data_location == TensorProto.EXTERNAL:
+                tensor.CopyFrom(numpy_helper.from_array(np.asarray(self.constants[tensor.name], order="C"), tensor.name))
+        return complete
+
+    @property
     def nodes(self) -> list[NodeProto]:
         """Nodes in topological order."""
-        return list(self.proto.graph.node)
+        return list(self.light.graph.node)
 
     @cached_property
     def inputs(self) -> tuple[str, ...]:
         """Names of the real graph inputs, in order."""
-        return tuple(value.name for value in self.proto.graph.input if value.name not in self.constants)
+        return tuple(value.name for value in self.light.graph.input if value.name not in self.constants)
 
     @cached_property
     def outputs(self) -> tuple[str, ...]:
         """Names of the graph outputs, in order."""
-        return tuple(value.name for value in self.proto.graph.output)
+        return tuple(value.name for value in self.light.graph.output)
 
     @cached_property
     def producer(self) -> dict[str, NodeProto]:
         """Tensor name -> node that writes it."""
-        return {name: node for node in self.proto.graph.node for name in node.output if name}
+        return {name: node for node in self.light.graph.node for name in node.output if name}
 
     @cached_property
     def consumers(self) -> dict[str, list[tuple[NodeProto, int]]]:
         """Tensor name -> (node, operand position) of every read, in order."""
         table: dict[str, list[tuple[NodeProto, int]]] = {}
-        for node in self.proto.graph.node:
+        for node in self.light.graph.node:
             for position, name in enumerate(node.input):
                 table.setdefault(name, []).append((node, position))
         return table
@@ -73,19 +90,13 @@ class FloatModel:
     @cached_property
     def activations(self) -> tuple[str, ...]:
         """Float tensors that change from run to run: graph inputs, then node outputs, in order."""
-        made = (name for node in self.proto.graph.node for name in node.output)
+        made = (name for node in self.light.graph.node for name in node.output)
         return tuple(name for name in (*self.inputs, *made) if name in self.float_tensors)
 
     @cached_property
     def composites(self) -> tuple[tuple[str, ...], ...]:
-        """Node names of every operator that the J6 compiler assembles from several nodes (GELU, SiLU, LayerNorm, Softmax).
-
-        The compiler reads files, and the normal form exists only here, so it gets a temporary one.
-        """
-        with tempfile.TemporaryDirectory() as folder:
-            copy = Path(folder) / self.path.name
-            copy.write_bytes(self.proto.SerializeToString())
-            blocks = fuse(import_onnx(copy)).blocks
+        """Node names of every operator that the J6 compiler assembles from several nodes (GELU, SiLU, LayerNorm, Softmax)."""
+        blocks = fuse(import_model(skeleton(self.light), self.path, self.sha256)).blocks
         return tuple(op.origin for block in blocks for op in block.ops if len(op.origin) > 1)
 
     def module_of(self, tensor: str) -> str:
@@ -115,12 +126,12 @@ def load_float_model(path: Path) -> FloatModel:
     constants = _fold_constants(path, proto)
     _check_finite(path, proto, constants)
     shapes, float_tensors = _infer(path, proto, constants)
-    return FloatModel(path, sha256, proto, shapes, float_tensors, constants)
+    return FloatModel(path, sha256, with_stubs(proto), shapes, float_tensors, constants)
 
 
 def _read(path: Path) -> tuple[ModelProto, str]:
     try:
-        content = path.read_bytes()
+        sha256 = sha256_file(path)
     except OSError as error:
         raise ModelError(f"{path}: cannot be read ({error.strerror})") from error
     try:
@@ -133,7 +144,7 @@ def _read(path: Path) -> tuple[ModelProto, str]:
         raise ModelError(f"{path}: {problem} ({error})") from error
     if not proto.graph.node:
         raise ModelError(f"{path}: the graph has no node")
-    return proto, hashlib.sha256(content).hexdigest()
+    return proto, sha256
 
 
 def _check_opset(path: Path, proto: ModelProto) -> int:
@@ -174,18 +185,26 @@ def _check_static(path: Path, proto: ModelProto) -> None:
 
 
 def _to_working_opset(path: Path, proto: ModelProto, opset: int) -> ModelProto:
-    """Raise the opset where needed; the converter drops node metadata (module paths), which is put back by node name."""
+    """Raise the opset where needed. The converter works on the skeleton; it drops node metadata (module paths), put back by node name."""
     if opset >= WORKING_OPSET:
         return proto
+    light = skeleton(proto)
+    stand_ins = {name for node in light.graph.node if node.name.endswith(STAND_IN) for name in (*node.input, *node.output)}
     metadata = {node.name: node.metadata_props for node in proto.graph.node if node.name}
     try:
-        converted = onnx.version_converter.convert_version(proto, WORKING_OPSET)
+        converted = onnx.version_converter.convert_version(light, WORKING_OPSET)
     except Exception as error:  # the converter reports every unsupported operator as a RuntimeError or its own type
         raise ModelError(f"{path}: opset {opset} cannot be raised to {WORKING_OPSET} ({error}); export with opset {WORKING_OPSET}") from error
-    for node in converted.graph.node:
+    known = {tensor.name for tensor in proto.graph.initializer}
+    del proto.graph.node[:], proto.graph.value_info[:], proto.opset_import[:]
+    proto.graph.node.extend(node for node in converted.graph.node if not stand_ins.intersection(node.output))
+    proto.graph.initializer.extend(tensor for tensor in converted.graph.initializer if tensor.name not in known | stand_ins)
+    proto.opset_import.extend(converted.opset_import)
+    proto.ir_version = max(proto.ir_version, converted.ir_version)
+    for node in proto.graph.node:
         if node.name in metadata and not node.metadata_props:
             node.metadata_props.extend(metadata[node.name])
-    return converted
+    return proto
 
 
 def _name_nodes(proto: ModelProto) -> None:
@@ -212,12 +231,69 @@ def _fold_constants(path: Path, proto: ModelProto) -> dict[str, NDArray]:
     proto.graph.node.extend(kept)
     read = {name for node in kept for name in node.input} | outputs
     constants = {name: value for name, value in constants.items() if name in read}
-    del proto.graph.initializer[:]
-    proto.graph.initializer.extend(numpy_helper.from_array(np.asarray(value, order="C"), name) for name, value in constants.items())
+    _replace_initializers(proto, constants)
     inputs = [value for value in proto.graph.input if value.name not in constants]
     del proto.graph.input[:]
     proto.graph.input.extend(inputs)
     return constants
+
+
+def _replace_initializers(proto: ModelProto, constants: dict[str, NDArray]) -> None:
+    """Initializers for exactly `constants`; those that are there already are not copied again."""
+    kept = {tensor.name for tensor in proto.graph.initializer}.intersection(constants)
+    for index in reversed(range(len(proto.graph.initializer))):
+        if proto.graph.initializer[index].name not in kept:
+            del proto.graph.initializer[index]
+    made = (name for name in constants if name not in kept)
+    proto.graph.initializer.extend(numpy_helper.from_array(np.asarray(constants[name], order="C"), name) for name in made)
+
+
+def skeleton(proto: ModelProto) -> ModelProto:
+    """The model without its large weights: each becomes a ConstantOfShape, which shape inference and the J6 importer read like a weight."""
+    light = model_without_weights(proto)
+    shapes, nodes = [], []
+    for tensor in proto.graph.initializer:
+        if not is_large(tensor):
+            light.graph.initializer.append(tensor)
+            continue
+        shapes.append(numpy_helper.from_array(np.array(tensor.dims, np.int64), f"{tensor.name}__shape"))
+        value = numpy_helper.from_array(np.zeros(1, onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)))
+        nodes.append(onnx.helper.make_node("ConstantOfShape", [shapes[-1].name], [tensor.name], name=f"{tensor.name}{STAND_IN}", value=value))
+    light.graph.initializer.extend(shapes)
+    light.graph.node.extend([*nodes, *proto.graph.node])
+    return light
+
+
+def with_stubs(proto: ModelProto) -> ModelProto:
+    """The model with stubs in place of its large weights: name, type and shape, no data."""
+    light = model_without_weights(proto)
+    light.graph.node.extend(proto.graph.node)
+    light.graph.initializer.extend(_stub(tensor) if is_large(tensor) else tensor for tensor in proto.graph.initializer)
+    return light
+
+
+def _stub(tensor: TensorProto) -> TensorProto:
+    stub = TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims, data_location=TensorProto.EXTERNAL)
+    entry = stub.external_data.add()
+    entry.key, entry.value = "location", "memory"
+    return stub
+
+
+def model_without_weights(proto: ModelProto) -> ModelProto:
+    """Everything of a model but its nodes and initializers, copied without copying the weights first."""
+    light = ModelProto(ir_version=proto.ir_version)
+    light.opset_import.extend(proto.opset_import)
+    light.metadata_props.extend(proto.metadata_props)
+    light.graph.name = proto.graph.name
+    light.graph.input.extend(proto.graph.input)
+    light.graph.output.extend(proto.graph.output)
+    light.graph.value_info.extend(proto.graph.value_info)
+    return light
+
+
+def is_large(tensor: TensorProto) -> bool:
+    """True for initializers that are data, not shapes or parameters of operators."""
+    return tensor.data_type == TensorProto.FLOAT and prod(tensor.dims) >= LARGE
 
 
 def _is_random(node: NodeProto) -> bool:
@@ -251,11 +327,11 @@ def _infer(path: Path, proto: ModelProto, constants: dict[str, NDArray]) -> tupl
     """Shapes of all tensors and the names of the float32 ones. Stale value infos are dropped first; `proto` gets the new ones."""
     del proto.graph.value_info[:]
     try:
-        inferred = onnx.shape_inference.infer_shapes(proto, strict_mode=True, data_prop=True)
+        inferred = onnx.shape_inference.infer_shapes(skeleton(proto), strict_mode=True, data_prop=True)
     except Exception as error:  # onnx reports contradictions with its own exception type
         raise ModelError(f"{path}: shapes contradict each other ({error})") from error
     infos = [*inferred.graph.input, *inferred.graph.value_info, *inferred.graph.output]
-    proto.graph.value_info.extend(inferred.graph.value_info)
+    proto.graph.value_info.extend(info for info in inferred.graph.value_info if info.name not in constants)
     kinds = {info.name: info.type.tensor_type.elem_type for info in infos}
     shapes = {info.name: tuple(dim.dim_value for dim in info.type.tensor_type.shape.dim) for info in infos}
     shapes.update({name: value.shape for name, value in constants.items()})

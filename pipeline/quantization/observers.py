@@ -208,7 +208,7 @@ def _levelled(counts: NDArray[np.float64], levels: int) -> NDArray[np.float64]:
 
 def _divergence(reference: NDArray[np.float64], model: NDArray[np.float64]) -> float:
     """Kullback-Leibler divergence of two histograms; empty model bins are smoothed so that it stays finite."""
-    p = reference / reference.sum()
+    p = reference / max(reference.sum(), 1e-30)
     q = model / max(model.sum(), 1e-30)
     mask = p > 0
     return float(np.sum(p[mask] * np.log(p[mask] / np.maximum(q[mask], 1e-9))))

@@ -260,7 +260,7 @@ class _Writer:
         return np.array_equal(stored[0], integers) and np.array_equal(stored[1], scales)
 
     def _finish(self) -> ModelProto:
-        source = self.model.proto
+        source = self.model.light
         model = ModelProto()
         model.CopyFrom(source)
         del model.graph.node[:], model.graph.initializer[:], model.graph.value_info[:]

@@ -12,6 +12,7 @@ from pipeline.errors import ModelError
 from pipeline.j6.chip import ChipProfile
 from pipeline.quantization.calibrate import Calibration
 from pipeline.quantization.compare import LayerError, layer_errors, sqnr_db
+from pipeline.quantization.equalize import equalized
 from pipeline.quantization.lint import Finding, lint_plan
 from pipeline.quantization.model import FloatModel
 from pipeline.quantization.plan import QuantPlan, make_plan
@@ -58,6 +59,7 @@ def quantize_network(model: FloatModel, calibration: Calibration, config: Quanti
     """
     if not calibration.analysis:
         raise ModelError(f"{model.path}: the calibration keeps no analysis batch; calibrate again")
+    model = equalized(model, calibration.equalization)
     planned = make_plan(model, config, calibration.statistics)
     repaired = repair(model, planned, config.repair, calibration.analysis, config.threads)
     promotion = promote(model, repaired, calibration, config, chip)

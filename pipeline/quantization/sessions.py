@@ -25,21 +25,9 @@ class Runner:
 
     def __init__(self, proto: ModelProto, tensors: Sequence[str], threads: int) -> None:
         """Raises `ModelError` when onnxruntime refuses the model."""
-        import onnxruntime
-
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
-        options.use_deterministic_compute = True
-        options.log_severity_level = 4
-        options.add_session_config_entry("session.disable_quant_qdq", "1")
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # idle threads would take the time that the observers need
         self.tensors = list(tensors)
         self._buffers: dict[str, NDArray] = {}
-        try:
-            content = with_outputs(proto, tensors).SerializeToString()
-            self._session: Any = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-        except Exception as error:  # onnxruntime has a dozen unrelated exception types for a model it cannot load
-            raise ModelError(f"onnxruntime cannot load the model: {error}") from error
+        self._session = open_session(with_outputs(proto, tensors), threads)
 
     def run(self, batch: Batch) -> dict[str, NDArray]:
         """Values of the tensors for one set of inputs; an input asked for is handed back."""
@@ -65,6 +53,28 @@ class Runner:
         except Exception as error:
             raise ModelError(f"onnxruntime cannot run the model on this batch: {error}") from error
         return self._buffers | {name: batch[name] for name in self.tensors if name in batch}
+
+
+def open_session(proto: ModelProto, threads: int, weights: Mapping[str, NDArray] | None = None) -> Any:
+    """Session of a model in memory. `weights` are arrays for initializers that hold no data of their own (`pipeline.quantization.segments`).
+
+    Raises `ModelError` when onnxruntime refuses the model.
+    """
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    options.use_deterministic_compute = True
+    options.log_severity_level = 4
+    options.add_session_config_entry("session.disable_quant_qdq", "1")
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # idle threads would take the time that the observers need
+    if weights:
+        values = [onnxruntime.OrtValue.ortvalue_from_numpy(value) for value in weights.values()]
+        options.add_external_initializers(list(weights), values)
+    try:
+        return onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime has a dozen unrelated exception types for a model it cannot load
+        raise ModelError(f"onnxruntime cannot load the model: {error}") from error
 
 
 def with_outputs(proto: ModelProto, tensors: Sequence[str]) -> ModelProto:
