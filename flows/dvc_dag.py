@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -29,6 +29,7 @@ OUTSIDE_CAUSES = ("Unable to acquire lock", "is busy, it is being blocked by", "
 COMMAND_FAILED = re.compile(r"failed to run: .*exited with (-?\d+)$")
 TEMPORARY_EXIT_STATUS = os.EX_TEMPFAIL  # a stage that cannot reach a service may end with this status to be tried again
 TERMINATE_GRACE_S = 10.0
+SUPERVISOR = Path(__file__).with_name("supervise.py")
 
 
 class StageError(BevError):
@@ -89,35 +90,48 @@ def _address(root: Path, stage: Any) -> str:
     return str(stage.name) if file == "dvc.yaml" else f"{file}:{stage.name}"
 
 
-def reproduce_stage(root: Path, name: str, on_line: LineSink) -> StageOutcome:
+def reproduce_stage(root: Path, name: str, on_line: LineSink, keep_open: Sequence[int] = ()) -> StageOutcome:
     """Bring one stage up to date; its output goes line by line to `on_line`.
 
-    When the stage fails, its last good outputs are put back (DVC removes them before it starts a command).
+    When the stage fails, its last good outputs are put back (DVC removes them before it starts a command). `keep_open`: file descriptors of locks
+    that must stay held until the stage has ended, whatever becomes of this process.
 
     Raises:
         StageError: the stage's command failed.
         StageInterruptedError: an outside cause; the stage did not fail by itself.
     """
     start = time.perf_counter()
-    status, lines = run_dvc(root, ["repro", "--single-item", name], on_line)
+    status, lines = run_dvc(root, ["repro", "--single-item", name], on_line, keep_open)
     if status != 0:
         run_dvc(root, ["checkout", "--force", name], on_line)
         raise stage_failure(name, status, lines)
     return StageOutcome(name, stage_result(name, lines), time.perf_counter() - start)
 
 
-def reproduce_all(root: Path, on_line: LineSink) -> tuple[StageOutcome, ...]:
+def reproduce_all(root: Path, on_line: LineSink, keep_open: Sequence[int] = ()) -> tuple[StageOutcome, ...]:
     """Bring the whole pipeline up to date with one `dvc repro`. Outcomes are in the order of `read_dag` and carry no seconds.
 
     Raises:
         StageError, StageInterruptedError: as in `reproduce_stage`.
     """
     nodes = read_dag(root)
-    status, lines = run_dvc(root, ["repro"], on_line)
+    status, lines = run_dvc(root, ["repro"], on_line, keep_open)
     if status != 0:
         run_dvc(root, ["checkout", "--force"], on_line)
         raise stage_failure("dvc repro", status, lines)
     return tuple(StageOutcome(node.name, stage_result(node.name, lines), None) for node in nodes)
+
+
+def is_up_to_date(root: Path, name: str, on_line: LineSink) -> bool:
+    """Whether DVC finds nothing new in what a stage reads, and its outputs in place.
+
+    Raises:
+        ConfigError: DVC cannot tell (no such stage, dvc.yaml is broken).
+    """
+    status, lines = run_dvc(root, ["status", name], on_line)
+    if status != 0:
+        raise ConfigError(f"{root / 'dvc.yaml'}: cannot tell whether {name!r} is up to date: {'; '.join(lines[-2:])}")
+    return not any(line.startswith(f"{name}:") for line in lines)
 
 
 def stage_result(name: str, lines: list[str]) -> Result:
@@ -141,13 +155,15 @@ def stage_failure(name: str, status: int, lines: list[str]) -> StageError | Stag
     return StageInterruptedError(message) if outside else StageError(message)
 
 
-def run_dvc(root: Path, arguments: list[str], on_line: LineSink) -> tuple[int, list[str]]:
+def run_dvc(root: Path, arguments: list[str], on_line: LineSink, keep_open: Sequence[int] = ()) -> tuple[int, list[str]]:
     """Run a DVC command in the project at `root`. Returns its exit status and the lines it printed on both streams."""
-    command = [sys.executable, "-m", "dvc", "--wait-for-lock", *arguments]
-    # Own session: the stage is a grandchild (dvc -> shell -> python), and ending the group ends all of them.
+    command = [sys.executable, str(SUPERVISOR), sys.executable, "-m", "dvc", "--wait-for-lock", *arguments]
+    # Own session: the stage is a grandchild (dvc -> shell -> python), and ending the group ends all of them. The supervisor reads a pipe that closes
+    # with this process, so not even SIGKILL leaves a stage behind.
     child = subprocess.Popen(
-        command, cwd=root, env=_environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True
-    )
+        command, cwd=root, env=_environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+        start_new_session=True, pass_fds=tuple(keep_open),
+    )  # fmt: skip
     lines: list[str] = []
     with _running_lock:
         _running.add(child)
@@ -159,6 +175,8 @@ def run_dvc(root: Path, arguments: list[str], on_line: LineSink) -> tuple[int, l
         return child.wait(), lines
     finally:
         _end(child)
+        assert child.stdin is not None
+        child.stdin.close()
         with _running_lock:
             _running.discard(child)
 

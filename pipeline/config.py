@@ -486,7 +486,10 @@ class TrackingConfig(Section):
 class ExecutionConfig(Section):
     """How work over scenes is spread; never changes a result."""
 
-    workers: PositiveInt = Field(2, description="processes for work over scenes")
+    workers: PositiveInt = Field(2, description="processes for work over scenes, where there is no cluster")
+    dask_address: str | None = Field(
+        None, pattern=r"^(tcp|tls|ws|wss)://\S+:\d+$", description="scheduler of a Dask cluster that shares this file system; null: local processes"
+    )
 
 
 class Config(Section):

@@ -12,6 +12,7 @@ from typing import Any
 
 from pipeline.config import Config, load_config
 from pipeline.errors import BevError
+from pipeline.execution import on_cluster
 from pipeline.paths import Paths
 
 StageRun = Callable[[Config, Paths], Any]
@@ -25,7 +26,9 @@ def stage_main(name: str, run: StageRun, argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     start = time.perf_counter()
     try:
-        result = run(load_config(options.params), Paths(Path.cwd()))
+        config = load_config(options.params)
+        with on_cluster(config.execution.dask_address):
+            result = run(config, Paths(Path.cwd()))
     except BevError as error:
         print(f"{name}: error: {error}", file=sys.stderr)
         return 1

@@ -70,7 +70,7 @@ STAGES = ("dataset", "train", "evaluate", "quantize", "profile", "gate")
 def test_flow_runs_all_stages_registers_once_and_then_does_nothing(sample_project: Path, api: Servers) -> None:
     state, tasks = run_flow(sample_project)
     assert state.is_completed(), state.message
-    assert tasks == dict.fromkeys((*STAGES, "register"), "Completed")
+    assert tasks == dict.fromkeys((*STAGES, "champion", "register"), "Completed")
     registration = state.result()
     assert registration.created
     assert registration.run_url.startswith(api.mlflow)
@@ -83,7 +83,7 @@ def test_flow_runs_all_stages_registers_once_and_then_does_nothing(sample_projec
 
     lock = (sample_project / "dvc.lock").read_bytes()
     again, tasks = run_flow(sample_project)
-    assert tasks == dict.fromkeys(STAGES, "Unchanged") | {"register": "Completed"}
+    assert tasks == dict.fromkeys(STAGES, "Unchanged") | {"champion": "Completed", "register": "Completed"}
     assert not again.result().created
     assert again.result().version == registration.version
     assert (sample_project / "dvc.lock").read_bytes() == lock
@@ -119,12 +119,15 @@ def test_only_outside_causes_are_retried(error: Exception, expected: bool) -> No
     from prefect.states import Failed
 
     from flows.dvc_dag import StageError, StageInterruptedError
-    from flows.retrain import is_outside_cause, register, run_all, run_stage
+    from flows.profile_model import profile_task
+    from flows.release import promote_task, rollback_task
+    from flows.retrain import register, run_all, run_stage
+    from flows.retries import is_outside_cause
 
     assert is_outside_cause(None, None, Failed(data=error)) is expected
     assert is_outside_cause(None, None, Failed(data=StageInterruptedError("lock"))) is True
     assert is_outside_cause(None, None, Failed(data=StageError("bad data"))) is False
-    for task in (run_stage, run_all, register):
+    for task in (run_stage, run_all, register, promote_task, rollback_task, profile_task):
         assert task.retry_condition_fn is is_outside_cause
         assert task.retries == 2
 

@@ -82,10 +82,11 @@ def test_deployments_load_as_prefect_models(project_root: Path) -> None:
 
     document = PrefectYamlModel.model_validate(yaml.safe_load((project_root / "prefect.yaml").read_text()))
     by_name = {deployment.name: deployment for deployment in document.deployments}
-    assert set(by_name) == {"nightly", "promote", "rollback"}
+    assert set(by_name) == {"nightly", "on-new-data", "new-data", "any-chip", "promote", "rollback"}
     assert by_name["nightly"].schedules[0].cron == "0 2 * * *"
-    for deployment in by_name.values():
-        assert deployment.concurrency_limit.limit == 1
+    assert by_name["on-new-data"].parameters == {"only_on_new_data": True}
+    for name, deployment in by_name.items():
+        assert name in ("new-data", "any-chip") or deployment.concurrency_limit.limit == 1  # those two write nothing into the working tree
         flow = load_flow_from_entrypoint(str(project_root / deployment.entrypoint))
         assert set(deployment.parameters or {}) <= set(flow.parameters.properties)
 

@@ -1,6 +1,7 @@
 """Stages of the sample project: real files of the real formats, made in a fraction of a second.
 
-`python work.py <stage>`; a file `fail-<stage>` in the project makes the stage end like one with bad input, `stop-<stage>` makes it wait to be killed.
+`python work.py <stage>`; a file `fail-<stage>` in the project makes the stage end like one with bad input, `stop-<stage>` makes it wait to be killed,
+`hold-<stage>` makes it wait until the file is gone. Each start of a stage adds a line to `starts`.
 """
 
 import csv
@@ -110,6 +111,12 @@ if __name__ == "__main__":
     stage = sys.argv[1]
     if Path(f"fail-{stage}").exists():
         sys.exit(f"{stage}: error: data/broken.json: not valid JSON")
+    with Path("starts").open("a") as starts:
+        starts.write(f"{stage}\n")
+    if Path(f"hold-{stage}").exists():
+        Path(f"hold-{stage}.running").touch()
+        while Path(f"hold-{stage}").exists():
+            time.sleep(0.05)
     if Path(f"stop-{stage}").exists():
         Path(f"stop-{stage}.running").touch()
         time.sleep(60)
