@@ -16,7 +16,7 @@ import torch
 
 from pipeline.config import BackboneConfig, ModelConfig, load_config, preset_overrides
 from pipeline.j6.chip import load_chip
-from pipeline.j6.plan import CompileOptions, compile_model
+from pipeline.j6.compiler import CompileOptions, compile_model
 from pipeline.j6.profile import latency_ms
 from pipeline.models.anchors import build_anchors
 from pipeline.models.export import example_inputs, to_onnx

@@ -438,7 +438,12 @@ class J6Config(Section):
 
     chip: str = Field("j6m", description="chip profile: a name in pipeline/j6/chips or a path to a YAML file")
     chip_overrides: dict[str, float | bool] = Field({}, description="numbers of the chip profile to replace, by quantity name")
-    optimize_level: Literal["O0", "O2"] = Field("O2", description="O0: one block an operator; O2: fuse epilogues and composites")
+    compile_mode: Literal["latency", "bandwidth", "balance"] = Field("latency", description="what tiling is chosen for: time, DDR bytes, or both")
+    balance_factor: int = Field(50, ge=0, le=100, description="for compile_mode balance: 0 only DDR bytes, 100 only time")
+    optimize_level: Literal["O0", "O1", "O2"] = Field("O2", description="O0: one block an operator; O1: fusion; O2: also chains of blocks in pieces")
+    core_num: int = Field(1, ge=1, le=4, description="BPU cores that share one frame; J6B/E/M have one")
+    max_time_per_fc_us: float = Field(0.0, ge=0, le=10_000_000, description="longest segment of a submit, us; 0: one segment, else at least 1000")
+    max_l2m_bytes: int | None = Field(None, ge=0, le=25_165_824, description="shared on-chip memory to use, bytes; null: all the chip has")
     design_fps: PositiveFloat = Field(25.0, description="frame rate at which DDR bandwidth is reported, frames/s; 25 is the 40 ms beat")
     scenario: str | None = Field(None, description="conditions of p50/p99: path of a scenario YAML; null: the model alone on a nominal chip")
 

@@ -7,6 +7,7 @@ operator the entry says `assumed`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pipeline.j6.chip import ChipProfile
@@ -39,7 +40,8 @@ UNIT_RULES: dict[str, UnitRule] = {
     **_rules("VAE", False, "LRN CumSum"),
     **_rules("VAE", True, "ReduceMean ReduceSum ReduceMax ReduceMin ReduceL1 ReduceL2 ReduceProd", "reduced axis 1..65535"),
     **_rules("VAE", False, "ReduceSumSquare ReduceLogSumExp", "reduced axis 1..65535"),
-    **_rules("AAE", True, "MaxPool AveragePool GlobalAveragePool GlobalMaxPool Resize Upsample GridSample", "GridSample: keep the grid in int16"),
+    **_rules("AAE", True, "MaxPool AveragePool GlobalAveragePool GlobalMaxPool Resize Upsample"),
+    **_rules("AAE", True, "GridSample", "the grid and what computes it in int16"),
     **_rules("DTE", True, "Transpose Concat Slice Split Pad DepthToSpace SpaceToDepth"),
     **_rules("DTE", False, "Expand Tile ScatterND Gather ConstantOfShape"),
     **_rules("SPU", True, "TopK", "moves to the CPU where the chip has no SPU"),
@@ -48,16 +50,41 @@ UNIT_RULES: dict[str, UnitRule] = {
 }  # fmt: skip
 
 
-def operator_table() -> str:
-    """The table of docs/j6-model.md: unit of every known operator, whether a document says so, and its limit."""
-    lines = ["| unit | operators | source | limit |", "|---|---|---|---|"]
-    groups: dict[tuple[str, bool, str], list[str]] = {}
+def operator_table(chips: Sequence[ChipProfile]) -> str:
+    """The table of docs/j6-model.md: where every known operator runs on each chip, in which dtypes, whether a document says so, and its limit."""
+    lines = ["| operators | " + " | ".join(chip.name.upper() for chip in chips) + " | source | limit |", "|---" * (len(chips) + 3) + "|"]
+    groups: dict[UnitRule, list[str]] = {}
     for kind, rule in UNIT_RULES.items():
-        groups.setdefault((rule.unit, rule.documented, rule.note), []).append(kind)
-    for (unit, documented, note), kinds in groups.items():
-        lines.append(f"| {unit} | {', '.join(sorted(kinds))} | {'documented' if documented else 'assumed'} | {note} |")
-    lines.append("| CPU | every other operator | - | one host submit each way, then a fixed rate (assumed) |")
+        if kind != "GridSample":
+            groups.setdefault(rule, []).append(kind)
+    rows = [(", ".join(sorted(kinds)), rule) for rule, kinds in groups.items()] + [("GridSample", UNIT_RULES["GridSample"])]
+    for kinds, rule in rows:
+        cells = [_cell(rule.unit, kinds, chip) for chip in chips]
+        lines.append(f"| {kinds} | {' | '.join(cells)} | {'documented' if rule.documented else 'assumed'} | {rule.note} |")
+    cpu = " | ".join("CPU" for _ in chips)
+    lines.append(f"| every other operator | {cpu} | - | one host submit each way, then a fixed rate (assumed) |")
     return "\n".join(lines)
+
+
+def _cell(unit: str, kind: str, chip: ChipProfile) -> str:
+    if missing_unit(unit, kind, chip):
+        return "CPU"
+    return f"{unit}: {', '.join(activation_dtypes(chip))}"
+
+
+def activation_dtypes(chip: ChipProfile) -> tuple[str, ...]:
+    """Activation dtypes that a chip computes with; on chips without float units an int32 appears only as a model output."""
+    return ("int8", "int16", "float16") if chip.flag("float_units") else ("int8", "int16")
+
+
+def missing_unit(unit: str, kind: str, chip: ChipProfile) -> str:
+    """Why `chip` cannot run `kind` on `unit`, "" when it can."""
+    for flag, name in (("has_spu", "SPU"), ("has_vpu", "VPU")):
+        if unit == name and not chip.flag(flag):
+            return f"{chip.name} has no {name} for {kind}"
+    if kind == "GridSample" and not chip.flag("has_warp"):
+        return f"{chip.name} has no warping unit for GridSample"
+    return ""
 
 
 @dataclass(frozen=True)
@@ -68,22 +95,16 @@ class Assignment:
     reason: str = ""
 
 
-def assign(block: Block, tensors: dict[str, Tensor], chip: ChipProfile) -> Assignment:
+def assign(block: Block, tensors: Mapping[str, Tensor], chip: ChipProfile) -> Assignment:
     """Unit that runs `block` on `chip`; the CPU, with the reason, for what the BPU cannot do."""
     rule = UNIT_RULES.get(block.kind)
     if rule is None:
         return Assignment("CPU", f"{block.kind} has no BPU implementation")
-    if rule.unit == "SPU" and not chip.flag("has_spu"):
-        return Assignment("CPU", f"{chip.name} has no SPU for {block.kind}")
-    if block.kind == "GridSample" and not chip.flag("has_warp"):
-        return Assignment("CPU", f"{chip.name} has no warping unit for GridSample")
-    limit = _broken_limit(block.anchor, tensors)
-    if limit:
-        return Assignment("CPU", limit)
-    return Assignment(rule.unit)
+    reason = missing_unit(rule.unit, block.kind, chip) or _broken_limit(block.anchor, tensors)
+    return Assignment("CPU", reason) if reason else Assignment(rule.unit)
 
 
-def _broken_limit(op: Op, tensors: dict[str, Tensor]) -> str:
+def _broken_limit(op: Op, tensors: Mapping[str, Tensor]) -> str:
     """The limit of the operator list that `op` breaks, "" when none."""
     if not op.inputs:
         return ""

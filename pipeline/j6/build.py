@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ from pipeline.errors import DataError, file_error
 from pipeline.io import read_json, write_json
 from pipeline.j6.bundle import export_float_model, write_bundle
 from pipeline.j6.chip import ChipProfile
+from pipeline.j6.compiler import CompileOptions, compile_graph
 from pipeline.j6.fuse import fuse
 from pipeline.j6.graph import import_onnx
-from pipeline.j6.plan import CompileOptions, Plan, compile_graph, plan_document, write_plan
+from pipeline.j6.plan import Plan, plan_document, write_plan
 from pipeline.paths import Paths
 
 ANALYSIS_PREFIX = "analysis/"  # calibration.npz keeps batches as analysis/<number>/<input>
@@ -23,7 +25,7 @@ ANALYSIS_PREFIX = "analysis/"  # calibration.npz keeps batches as analysis/<numb
 def build_chip(folder: Path, chip: ChipProfile, config: J6Config, paths: Paths) -> Plan:
     """Compile models/multitask_int8.onnx for `chip` into `folder`. Raises `ModelError`, `ChipError` or `DataError`."""
     graph = import_onnx(paths.int8_onnx)
-    options = CompileOptions(optimize_level=config.optimize_level, heads=read_heads(paths.contract))
+    options = compile_options(config, read_heads(paths.contract))
     plan = compile_graph(fuse(graph, enable=config.optimize_level != "O0"), chip, options)
     write_plan(plan, folder / "plan.json")
     document = plan_document(plan)
@@ -31,9 +33,22 @@ def build_chip(folder: Path, chip: ChipProfile, config: J6Config, paths: Paths) 
     write_json(folder / "memory.json", identity | document["memory"])
     write_json(folder / "schedule.json", identity | document["schedule"])
     float_graph = import_onnx(paths.onnx)
-    write_bundle(folder / "bundle", graph, float_graph, chip, read_calibration(paths.calibration, float_graph.inputs))
+    write_bundle(folder / "bundle", graph, float_graph, chip, read_calibration(paths.calibration, float_graph.inputs), options)
     export_float_model(paths.onnx, folder / "bundle")
     return plan
+
+
+def compile_options(config: J6Config, heads: Mapping[str, tuple[str, ...]]) -> CompileOptions:
+    """The compiler's options of the section j6 of the parameters."""
+    return CompileOptions(
+        compile_mode=config.compile_mode,
+        balance_factor=config.balance_factor,
+        optimize_level=config.optimize_level,
+        core_num=config.core_num,
+        max_time_per_fc_us=config.max_time_per_fc_us,
+        max_l2m_bytes=config.max_l2m_bytes,
+        heads=heads,
+    )
 
 
 def read_heads(contract: Path) -> dict[str, tuple[str, ...]]:

@@ -1,7 +1,7 @@
 """The bundle for the vendor's real toolchain: hb_compile YAML, calibration data as .npy, per-node quantization config, and the exact commands.
 
-Field names follow the public description of hb_compile's YAML groups (OE-Skills, horizon_tc_ui references). Calibration data is written exactly as
-the network wants it, already normalised: the toolchain takes unnormalised data without complaint and compiles noise.
+Field names follow the public description of hb_compile's YAML groups; `hb_schema.py` checks what is written against it. Calibration data is
+written exactly as the network wants it, already normalised: the toolchain takes unnormalised data without complaint and compiles noise.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import yaml
 from pipeline.errors import DataError
 from pipeline.io import write_json
 from pipeline.j6.chip import ChipProfile
+from pipeline.j6.compiler import CompileOptions
+from pipeline.j6.hb_schema import check_hb_compile, check_quant_config
 from pipeline.j6.ir import Graph
 
 PREFIX = "multitask"
@@ -29,7 +31,7 @@ def calibration_folder(name: str) -> str:
     return f"calibration/{name}"
 
 
-def hb_compile_config(graph: Graph, chip: ChipProfile) -> dict[str, Any]:
+def hb_compile_config(graph: Graph, chip: ChipProfile, options: CompileOptions) -> dict[str, Any]:
     """The YAML document. Every input is a feature map because the graph takes images already normalised."""
     names = list(graph.inputs)
     shapes = ["x".join(map(str, graph.tensors[name].shape)) for name in names]
@@ -53,13 +55,38 @@ def hb_compile_config(graph: Graph, chip: ChipProfile) -> dict[str, Any]:
             "per_channel": True,
             "quant_config": "./quant_config.json",
         },
-        "compiler_parameters": {"compile_mode": "latency", "optimize_level": "O2", "core_num": 1, "max_time_per_fc": 0, "jobs": 4, "debug": True},
+        "compiler_parameters": compiler_parameters(chip, options),
     }
 
 
-def quant_config(graph: Graph) -> dict[str, Any]:
-    """Per-node precision in the toolchain's quant_config form: int8 everywhere, int16 where our graph has int16 activations."""
-    nodes = {op.name: {"qtype": "int16"} for op in graph.ops if any(graph.tensors[name].dtype == "int16" for name in op.outputs)}
+def compiler_parameters(chip: ChipProfile, options: CompileOptions) -> dict[str, Any]:
+    """The same choices for the vendor's compiler as for ours; debug gives the per-layer report."""
+    values: dict[str, Any] = {
+        "compile_mode": options.compile_mode,
+        "optimize_level": options.optimize_level,
+        "core_num": options.core_num,
+        "max_time_per_fc": int(options.max_time_per_fc_us),
+        "jobs": 4,
+        "debug": True,
+    }
+    if options.compile_mode == "balance":
+        values["balance_factor"] = options.balance_factor
+    if chip.number("l2m_bytes") and options.max_l2m_bytes is not None:
+        values["max_l2m_size"] = options.max_l2m_bytes
+    return values
+
+
+def quant_config(quantized: Graph, float_graph: Graph) -> dict[str, Any]:
+    """Precision by node and input in the toolchain's quant_config form: int8, and int16 for every input that is int16 in our INT8 model.
+
+    Nodes carry their names in `float_graph`, the model that the toolchain quantizes; conversions that only our INT8 model has are left out.
+    """
+    known = {op.name for op in float_graph.ops}
+    nodes = {}
+    for op in quantized.ops:
+        wide = {f"input{i}": "int16" for i, name in enumerate(op.operands) if quantized.tensors[name].dtype == "int16"}
+        if wide and op.name in known:
+            nodes[op.name] = wide
     return {"model_config": {"all_node_type": "int8"}, "node_config": dict(sorted(nodes.items()))}
 
 
@@ -102,15 +129,21 @@ def check_calibration(graph: Graph, samples: Mapping[str, np.ndarray]) -> None:
             )
 
 
-def write_bundle(folder: Path, quantized: Graph, float_graph: Graph, chip: ChipProfile, samples: Mapping[str, np.ndarray]) -> None:
+def write_bundle(
+    folder: Path, quantized: Graph, float_graph: Graph, chip: ChipProfile, samples: Mapping[str, np.ndarray], options: CompileOptions
+) -> None:
     """Write hb_compile.yaml, quant_config.json, commands.sh and calibration/<input>/<number>.npy.
 
-    `quantized` says which nodes are int16; `float_graph` is the model that the toolchain quantizes with `samples` (input name -> (N, *shape)).
+    `quantized` says which inputs are int16; `float_graph` is the model that the toolchain quantizes with `samples` (input name -> (N, *shape)).
+    Raises `ConfigError` for options that the toolchain does not document, `DataError` for calibration data it would swallow.
     """
     check_calibration(float_graph, samples)
+    document, precision = hb_compile_config(float_graph, chip, options), quant_config(quantized, float_graph)
+    check_hb_compile(document)
+    check_quant_config(precision, {op.name: len(op.operands) for op in float_graph.ops})
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "hb_compile.yaml").write_text(yaml.safe_dump(hb_compile_config(float_graph, chip), sort_keys=False), encoding="utf-8")
-    write_json(folder / "quant_config.json", quant_config(quantized))
+    (folder / "hb_compile.yaml").write_text(yaml.safe_dump(document, sort_keys=False), encoding="utf-8")
+    write_json(folder / "quant_config.json", precision)
     (folder / "commands.sh").write_text(commands(chip), encoding="utf-8")
     _write_samples(folder, float_graph, samples)
 

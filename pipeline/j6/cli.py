@@ -1,6 +1,6 @@
 """Typed entry points of the `bevj6` command line: each takes plain arguments and returns the JSON document it prints.
 
-python -m pipeline.j6 profile MODEL.onnx --chip j6m [--json] [--html FILE] [--trace FILE] [--against OTHER]
+python -m pipeline.j6 profile MODEL.onnx|PLAN.json --chip j6m [--json] [--html FILE] [--trace FILE] [--csv FILE] [--against OTHER]
 python -m pipeline.j6 compile MODEL.onnx --chip j6m --out PLAN.json
 python -m pipeline.j6 fit --measured CSV --zoo DIR --out FILE
 python -m pipeline.j6 validate --measured CSV --zoo DIR [--json]
@@ -10,13 +10,15 @@ python -m pipeline.j6 chips
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pipeline.errors import ConfigError
 from pipeline.io import write_json, write_text
 from pipeline.j6.chip import Value, known_chips, load_chip
-from pipeline.j6.plan import CompileOptions, Plan, compile_model, read_plan, write_plan
+from pipeline.j6.compiler import CompileOptions, compile_model
+from pipeline.j6.plan import Plan, read_plan, write_plan
 
 
 def parse_shapes(entries: list[str]) -> dict[str, tuple[int, ...]]:
@@ -69,52 +71,74 @@ def compile_command(
     }
 
 
+@dataclass(frozen=True)
+class Outputs:
+    """Files that `profile` writes beside the document it returns."""
+
+    html: Path | None = None
+    trace: Path | None = None
+    layers: Path | None = None
+
+
 def profile_command(
     model: Path,
     chip: str = "j6m",
-    shapes: Mapping[str, tuple[int, ...]] | None = None,
-    html: Path | None = None,
-    trace: Path | None = None,
+    options: CompileOptions | None = None,
+    overrides: Mapping[str, Value] | None = None,
     against: Path | None = None,
-    assume_dtype: str = "int8",
     scenario: Path | None = None,
     design_fps: float | None = None,
-    overrides: Mapping[str, Value] | None = None,
+    outputs: Outputs | None = None,
 ) -> dict[str, Any]:
-    """Profile an ONNX file or a plan; writes HTML and trace where asked; with `against` the document gains `comparison`."""
+    """Profile an ONNX file or a plan; with `against` the document gains `comparison`."""
     from pipeline.j6.conditions import load_scenario
-    from pipeline.j6.profile import compare, profile
+    from pipeline.j6.profile import compare, layers_csv, profile
 
-    options = CompileOptions(assume_dtype=assume_dtype, shapes=dict(shapes or {}))
-    plan = load_or_compile(model, chip, options, overrides)
+    choices, files = options or CompileOptions(), outputs or Outputs()
+    plan = load_or_compile(model, chip, choices, overrides)
     conditions = load_scenario(scenario) if scenario else None
     document = profile(plan, conditions, design_fps)
-    if html:
+    if files.html:
         from pipeline.j6.report import html_report
 
-        write_text(html, html_report(plan, document))
-    if trace:
+        write_text(files.html, html_report(plan, document))
+    if files.trace:
         from pipeline.j6.trace import trace_document
 
-        write_json(trace, trace_document(plan))
+        write_json(files.trace, trace_document(plan))
+    if files.layers:
+        write_text(files.layers, layers_csv(document))
     if against:
-        other = load_or_compile(against, chip, options, overrides)
+        other = load_or_compile(against, chip, choices, overrides)
         document["comparison"] = compare(document, profile(other, conditions, design_fps))
     return document
 
 
-def fit_command(measured: Path, zoo: Path, out: Path) -> dict[str, Any]:
+def fit_command(measured: Path, zoo: Path, out: Path, chips: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Fit the rates that no document gives and write them as a rates file; returns parameters and errors."""
     from pipeline.j6.fit import fit
 
-    return fit(measured, zoo, out)
+    return fit(measured, zoo, out, chips)
 
 
-def validate_command(measured: Path, zoo: Path, rates: Path | None = None, cross_validate: bool = False) -> dict[str, Any]:
+def validate_command(
+    measured: Path, zoo: Path, rates: Path | None = None, cross_validate: bool = False, chips: Mapping[str, str] | None = None
+) -> dict[str, Any]:
     """Simulated against measured latency, row by row; with `cross_validate` each family is predicted by a fit that never saw it."""
     from pipeline.j6.validate import validate
 
-    return validate(measured, zoo, rates, cross_validate)
+    return validate(measured, zoo, rates, cross_validate, chips)
+
+
+def chips_by_march(names: list[str]) -> dict[str, str] | None:
+    """["j6e", "mine.yaml"] -> {"nash-e": "j6e", "nash-m": "mine.yaml"}; None for the shipped profiles. Raises `ConfigError` for two of one march."""
+    chips: dict[str, str] = {}
+    for name in names:
+        march = load_chip(name).march
+        if march in chips:
+            raise ConfigError(f"--chip {name}: {chips[march]} is {march} as well")
+        chips[march] = name
+    return chips or None
 
 
 def chips_command() -> dict[str, Any]:

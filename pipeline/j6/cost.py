@@ -10,9 +10,11 @@ The rates come from the chip profile (`fitted_rates.yaml` says how each was fitt
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from math import prod
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import ceil, prod
 
+from pipeline.errors import ChipError
 from pipeline.j6.align import round_up
 from pipeline.j6.assign import Assignment
 from pipeline.j6.chip import ChipProfile
@@ -47,18 +49,19 @@ class Rates:
     host_ms: float
     host_byte_ms: float
     contention_ms: float
-    output_bytes: int
+    segment_ms: float
+    cores: int
 
 
-def rates_of(chip: ChipProfile, bandwidth_cap_gbps: float | None = None, compute_scale: float = 1.0) -> Rates:
-    """Rates of a chip; `bandwidth_cap_gbps` lowers the DDR rate, `compute_scale` the clock of the BPU (1 = nominal).
+def rates_of(chip: ChipProfile, cores: int = 1) -> Rates:
+    """Rates of one core of a chip; `cores` may share the work of a block.
 
-    Raises `ChipError` when the profile lacks a number that the model needs.
+    Raises `ChipError` when the profile lacks a number that the model needs, or has fewer cores.
     """
-    tops = chip.number("peak_tops_int8") / chip.number("cores") * compute_scale
+    if not 1 <= cores <= chip.number("cores"):
+        raise ChipError(f"chip {chip.name}: core_num is {cores}; the chip has {chip.number('cores'):.0f}")
+    tops = chip.number("peak_tops_int8") / chip.number("cores")
     ddr_gbps = chip.number("ddr_peak_gbps") * chip.number("ddr_efficiency")
-    if bandwidth_cap_gbps is not None:
-        ddr_gbps = min(ddr_gbps, bandwidth_cap_gbps)
 
     def byte_ms(key: str) -> float:
         return MS / (chip.number(key) * 1e9 * tops)
@@ -79,7 +82,8 @@ def rates_of(chip: ChipProfile, bandwidth_cap_gbps: float | None = None, compute
         host_ms=chip.number("host_us_ghz") / chip.number("cpu_ghz") / MS,
         host_byte_ms=chip.number("host_us_ghz_per_mb") / chip.number("cpu_ghz") / MS / 1e6,
         contention_ms=chip.number("contention_us") / MS,
-        output_bytes=int(chip.number("conv_output_bytes")),
+        segment_ms=chip.number("segment_us_ghz") / chip.number("cpu_ghz") / MS,
+        cores=cores,
     )
 
 
@@ -92,13 +96,14 @@ class BlockCost:
     weight_bytes: int
     input_bytes: int
     output_bytes: int
-    stream_bytes: int
+    stream_in_bytes: int
+    stream_out_bytes: int
     load_ms: float
     stream_ms: float
     store_ms: float
     macs: int
     padded_macs: int
-    work: tuple[tuple[str, float], ...]
+    cores: int = 1
 
     @property
     def compute_ms(self) -> float:
@@ -108,7 +113,7 @@ class BlockCost:
     @property
     def ddr_bytes(self) -> int:
         """All bytes that cross the DDR bus."""
-        return self.weight_bytes + self.input_bytes + self.output_bytes + self.stream_bytes
+        return self.weight_bytes + self.input_bytes + self.output_bytes + self.stream_in_bytes + self.stream_out_bytes
 
     @property
     def total_ms(self) -> float:
@@ -118,16 +123,34 @@ class BlockCost:
 
 @dataclass(frozen=True)
 class Traffic:
-    """DDR bytes of a block as decided by tiling: weights, model inputs and outputs, and spilled activations (both directions)."""
+    """DDR bytes of a block as decided by tiling: weights, model inputs and outputs, and activations that do not stay on chip."""
 
     weights: int
     inputs: int
     outputs: int
-    stream: int
+    stream_in: int
+    stream_out: int
+
+    @property
+    def stream(self) -> int:
+        """Activation bytes in both directions."""
+        return self.stream_in + self.stream_out
 
 
-def block_cost(block: Block, assignment: Assignment, tensors: dict[str, Tensor], traffic: Traffic, rates: Rates) -> BlockCost:
-    """Cost of `block` on its unit; the epilogue runs on the VAE after the anchor."""
+@dataclass(frozen=True)
+class Compute:
+    """Work of a block without memory traffic; `units` lists (unit, ms) in the order of use, `work` (rate name, amount) for the fit."""
+
+    units: tuple[tuple[str, float], ...]
+    launch_ms: float
+    macs: int
+    padded_macs: int
+    cores: int
+    work: tuple[tuple[str, float], ...]
+
+
+def compute_of(block: Block, assignment: Assignment, tensors: Mapping[str, Tensor], rates: Rates) -> Compute:
+    """Time of `block` on its unit; the epilogue runs on the VAE after the anchor. Cores share a block where that is quicker."""
     anchor_ms, padded, work = _anchor(block.anchor, assignment.unit, tensors, rates)
     units = [(assignment.unit, anchor_ms)]
     free = FREE_EPILOGUE if block.kind in MATRIX_KINDS else frozenset()
@@ -136,25 +159,54 @@ def block_cost(block: Block, assignment: Assignment, tensors: dict[str, Tensor],
     if epilogue:
         units.append(("VAE", epilogue * rates.element_ms))
         work = (*work, ("element", float(epilogue)))
-    on_chip = assignment.unit != "CPU"
-    load, store = traffic.weights + traffic.inputs, traffic.outputs
+    launch_ms = rates.host_ms if assignment.unit == "CPU" else rates.launch_ms
+    single = Compute(tuple(units), launch_ms, sum(macs(op, tensors) for op in block.ops), padded, 1, work)
+    return single if rates.cores == 1 or assignment.unit in ("CPU", "SPU") else _shared(single, block, tensors, rates)
+
+
+def _shared(single: Compute, block: Block, tensors: Mapping[str, Tensor], rates: Rates) -> Compute:
+    """The block cut into bands of rows, one a core, on as many cores as are quickest.
+
+    One more launch joins the cores (assumed), and neighbours exchange the halo rows of their bands.
+    """
+    result = tensors[block.outputs[0]]
+    rows = max(result.shape[0] * result.shape[2] if len(result.shape) == 4 else prod(result.shape[:-1]), 1)
+    halo_ms = _band_halo_bytes(block, tensors) * rates.element_ms
+    choices = [single]
+    for cores in range(2, rates.cores + 1):
+        units = tuple((unit, ms * -(-rows // cores) / rows) for unit, ms in single.units)
+        exchange = (("DTE", (cores - 1) * halo_ms),) if halo_ms else ()
+        choices.append(replace(single, units=(*units, *exchange), launch_ms=2 * single.launch_ms, cores=cores))
+    return min(choices, key=lambda choice: choice.launch_ms + sum(ms for _, ms in choice.units))
+
+
+def _band_halo_bytes(block: Block, tensors: Mapping[str, Tensor]) -> int:
+    """Bytes of the input rows that two neighbouring bands both read."""
+    maps = [tensors[name] for name in block.inputs if len(tensors[name].shape) == 4]
+    rows = sum(kernel_rows(block.anchor, tensors))
+    return max((min(rows, t.shape[2]) * t.bytes // (t.shape[0] * t.shape[2]) for t in maps), default=0)
+
+
+def block_cost(compute: Compute, traffic: Traffic, rates: Rates) -> BlockCost:
+    """Cost of a block whose work and traffic are known."""
     return BlockCost(
-        units=tuple(units),
-        launch_ms=rates.launch_ms if on_chip else rates.host_ms,
+        units=compute.units,
+        launch_ms=compute.launch_ms,
         weight_bytes=traffic.weights,
         input_bytes=traffic.inputs,
         output_bytes=traffic.outputs,
-        stream_bytes=traffic.stream,
-        load_ms=load * rates.ddr_ms,
+        stream_in_bytes=traffic.stream_in,
+        stream_out_bytes=traffic.stream_out,
+        load_ms=(traffic.weights + traffic.inputs) * rates.ddr_ms,
         stream_ms=traffic.stream * rates.ddr_ms,
-        store_ms=store * rates.ddr_ms,
-        macs=sum(macs(op, tensors) for op in block.ops),
-        padded_macs=padded,
-        work=work,
+        store_ms=traffic.outputs * rates.ddr_ms,
+        macs=compute.macs,
+        padded_macs=compute.padded_macs,
+        cores=compute.cores,
     )
 
 
-def _anchor(op: Op, unit: str, tensors: dict[str, Tensor], rates: Rates) -> tuple[float, int, tuple[tuple[str, float], ...]]:
+def _anchor(op: Op, unit: str, tensors: Mapping[str, Tensor], rates: Rates) -> tuple[float, int, tuple[tuple[str, float], ...]]:
     """(ms, padded MACs, work) of a block's first operator; `work` is (rate name, amount) for the fit."""
     elements = _elements(op, tensors)
     if unit == "CPU":
@@ -170,7 +222,7 @@ def _anchor(op: Op, unit: str, tensors: dict[str, Tensor], rates: Rates) -> tupl
     return amount * rates.element_ms, 0, (("element", float(amount)),)
 
 
-def _matrix(op: Op, tensors: dict[str, Tensor], rates: Rates) -> tuple[float, int, tuple[tuple[str, float], ...]]:
+def _matrix(op: Op, tensors: Mapping[str, Tensor], rates: Rates) -> tuple[float, int, tuple[tuple[str, float], ...]]:
     """Padded MACs at the TAE's sustained rate; int16 on either side costs `int16_factor`."""
     padded = padded_macs(op, tensors, rates)
     stuffed = zero_stuffed_bytes(op, tensors)
@@ -181,7 +233,7 @@ def _matrix(op: Op, tensors: dict[str, Tensor], rates: Rates) -> tuple[float, in
     return padded * wide * rates.mac_ms + stuffed * rates.element_ms, padded, amounts
 
 
-def zero_stuffed_bytes(op: Op, tensors: dict[str, Tensor]) -> int:
+def zero_stuffed_bytes(op: Op, tensors: Mapping[str, Tensor]) -> int:
     """Bytes of the input of a strided ConvTranspose after zeros are put between its elements, 0 for every other operator.
 
     A convolution array runs a transposed convolution as a convolution over that larger input.
@@ -192,7 +244,7 @@ def zero_stuffed_bytes(op: Op, tensors: dict[str, Tensor]) -> int:
     return source.shape[1] * result.elements // result.shape[1] * DTYPE_BYTES[source.dtype]
 
 
-def padded_macs(op: Op, tensors: dict[str, Tensor], rates: Rates) -> int:
+def padded_macs(op: Op, tensors: Mapping[str, Tensor], rates: Rates) -> int:
     """MACs after padding the reduction (input channels x taps) and the output channels to the array's lanes.
 
     A depthwise convolution has no reduction over channels to fill the array with; its channels are padded to the documented multiple.
@@ -208,12 +260,12 @@ def padded_macs(op: Op, tensors: dict[str, Tensor], rates: Rates) -> int:
     return batch * m * round_up(n, rates.output_lanes) * round_up(k, rates.input_lanes)
 
 
-def _elements(op: Op, tensors: dict[str, Tensor]) -> int:
+def _elements(op: Op, tensors: Mapping[str, Tensor]) -> int:
     """Elements read and written."""
     return sum(tensors[name].elements for name in (*op.inputs, *op.outputs)) + macs(op, tensors)
 
 
-def _moved_bytes(op: Op, tensors: dict[str, Tensor]) -> int:
+def _moved_bytes(op: Op, tensors: Mapping[str, Tensor]) -> int:
     """Bytes written, or read where an operator shrinks its input (pooling)."""
     written = sum(tensors[name].bytes for name in op.outputs)
     if op.kind in ("GlobalAveragePool", "GlobalMaxPool", "MaxPool", "AveragePool"):
@@ -221,14 +273,14 @@ def _moved_bytes(op: Op, tensors: dict[str, Tensor]) -> int:
     return written
 
 
-def _vector_bytes(op: Op, tensors: dict[str, Tensor]) -> int:
+def _vector_bytes(op: Op, tensors: Mapping[str, Tensor]) -> int:
     """Bytes that the VAE processes: the larger side of the operator times its passes."""
     written = sum(tensors[name].bytes for name in op.outputs)
     read = max((tensors[name].bytes for name in op.inputs), default=0)
     return max(written, read) * VECTOR_PASSES.get(op.kind, 1)
 
 
-def requantized_bytes(op: Op, tensors: dict[str, Tensor]) -> int:
+def requantized_bytes(op: Op, tensors: Mapping[str, Tensor]) -> int:
     """Bytes that must be brought to a common dtype first: operators other than convolutions and products take operands of one width only."""
     if op.kind in MATRIX_KINDS or op.kind in MIXED_WIDTH_KINDS:
         return 0
@@ -239,7 +291,7 @@ def requantized_bytes(op: Op, tensors: dict[str, Tensor]) -> int:
     return sum(tensor.elements * max(widths) for tensor in integers if DTYPE_BYTES[tensor.dtype] < max(widths))
 
 
-def channel_waste(op: Op, tensors: dict[str, Tensor], rates: Rates) -> float:
+def channel_waste(op: Op, tensors: Mapping[str, Tensor], rates: Rates) -> float:
     """Share of the padded MACs that is padding, 0..1."""
     padded = padded_macs(op, tensors, rates)
     return 1 - macs(op, tensors) / padded if padded else 0.0
@@ -248,3 +300,18 @@ def channel_waste(op: Op, tensors: dict[str, Tensor], rates: Rates) -> float:
 def shape_text(shape: tuple[int, ...]) -> str:
     """ "1x64x32x32"; "scalar" for a shape without dimensions."""
     return "x".join(map(str, shape)) if prod(shape) and shape else "scalar"
+
+
+def kernel_rows(op: Op, tensors: Mapping[str, Tensor]) -> tuple[int, int]:
+    """(rows above, rows below) the matching input row that one output row of a map operator reads."""
+    if op.kind in ("Resize", "Upsample"):
+        return (0, 0) if op.attrs.get("mode", "nearest") == "nearest" else (0, 1)
+    if op.kind == "ConvTranspose":
+        rows, stride = tensors[op.operands[1]].shape[2], (op.attrs.get("strides") or [1])[0]
+        return (ceil(rows / stride) - 1, 0)
+    if op.kind not in ("Conv", "MaxPool", "AveragePool"):
+        return (0, 0)
+    rows = tensors[op.operands[1]].shape[2] if op.kind == "Conv" else op.attrs["kernel_shape"][0]
+    extent = (rows - 1) * (op.attrs.get("dilations") or [1])[0]
+    above = min((op.attrs.get("pads") or [extent // 2])[0], extent)
+    return (above, extent - above)

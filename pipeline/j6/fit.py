@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +20,17 @@ from numpy.typing import NDArray
 
 from pipeline.errors import DataError
 from pipeline.io import sha256_file, write_text
-from pipeline.j6.assign import assign
 from pipeline.j6.chip import CHIP_DIR, FITTED_RATES, ChipProfile, load_chip
-from pipeline.j6.cost import Rates, block_cost, rates_of
+from pipeline.j6.compiler import Compilation, CompileOptions
+from pipeline.j6.cost import Rates, rates_of
 from pipeline.j6.fuse import fuse
 from pipeline.j6.graph import import_onnx
 from pipeline.j6.measured import CHIP_OF_MARCH, Row, read_measured
-from pipeline.j6.tile import tile
 
 ROBUST_PCT = 4.0
 TWO_THREAD_WEIGHT = 0.5  # the two rows of a model and board are nearly the same information
 MAX_STEPS = 60
+FIT_ROUNDS = 3
 WORK_KINDS = ("mac", "matmul", "element", "warp", "scalar", "cpu")
 
 
@@ -66,21 +67,19 @@ class Features:
 
 
 def features_of(path: Path, dtype: str, nv12: bool, chip: ChipProfile) -> Features:
-    """Extract the work of a graph on `chip`'s geometry."""
-    fused = fuse(import_onnx(path, assume_dtype=dtype))
-    tiles, rates = tile(fused, chip, nv12), rates_of(chip)
-    rows, exposed, stream, cpu = [], [], [], []
-    for block, traffic in zip(fused.blocks, tiles.traffic, strict=True):
-        assignment = assign(block, fused.tensors, chip)
-        amounts = dict.fromkeys(WORK_KINDS, 0.0)
-        for kind, amount in block_cost(block, assignment, fused.tensors, traffic, rates).work:
-            amounts[kind] += amount
-        rows.append([amounts[kind] for kind in WORK_KINDS])
-        exposed.append(traffic.weights + traffic.inputs + traffic.outputs)
-        stream.append(traffic.stream)
-        cpu.append(assignment.unit == "CPU")
+    """Extract the work of a graph on `chip`, tiled as the compiler does with the chip's present rates."""
+    work = Compilation(fuse(import_onnx(path, assume_dtype=dtype)), chip, CompileOptions(nv12=nv12))
+    traffic = work.best().tiles.traffic
+    amounts = [dict.fromkeys(WORK_KINDS, 0.0) for _ in work.computes]
+    for row, compute in zip(amounts, work.computes, strict=True):
+        for kind, amount in compute.work:
+            row[kind] += amount
     return Features(
-        np.array(rows), np.array(exposed, float), np.array(stream, float), np.array(cpu), float(sum(traffic.outputs for traffic in tiles.traffic))
+        work=np.array([[row[kind] for kind in WORK_KINDS] for row in amounts]),
+        exposed_bytes=np.array([t.weights + t.inputs + t.outputs for t in traffic], float),
+        stream_bytes=np.array([t.stream for t in traffic], float),
+        on_cpu=np.array([assignment.unit == "CPU" for assignment in work.assignments]),
+        output_bytes=float(sum(t.outputs for t in traffic)),
     )
 
 
@@ -101,15 +100,15 @@ def simulate_features(features: Features, rates: Rates, threads: int, bpu_only: 
 class Simulator:
     """Simulates measured rows for any values of the fitted quantities; features are extracted once per graph."""
 
-    def __init__(self, rows: Sequence[Row], rates_file: Path | None = None) -> None:
+    def __init__(self, rows: Sequence[Row], rates_file: Path | None = None, chips: Mapping[str, str] | None = None) -> None:
         self.rows = list(rows)
-        self.chips = {march: load_chip(name, rates=rates_file) for march, name in CHIP_OF_MARCH.items()}
-        cache: dict[tuple[Path, str, bool], Features] = {}
+        self.chips = {march: load_chip(name, rates=rates_file) for march, name in (chips or CHIP_OF_MARCH).items()}
+        cache: dict[tuple[Path, str, bool, str], Features] = {}
         for row in self.rows:
-            key = (row.graph, row.dtype, row.nv12)
+            key = (row.graph, row.dtype, row.nv12, row.march)
             if key not in cache:
-                cache[key] = features_of(*key, self.chips[row.march])
-        self.features = [cache[row.graph, row.dtype, row.nv12] for row in self.rows]
+                cache[key] = features_of(row.graph, row.dtype, row.nv12, self.chips[row.march])
+        self.features = [cache[row.graph, row.dtype, row.nv12, row.march] for row in self.rows]
 
     def simulated_ms(self, values: Mapping[str, float] | None = None) -> NDArray[np.float64]:
         """Latency of every row, ms; `values` replaces quantities of the chip profiles."""
@@ -139,7 +138,7 @@ def fit_values(simulator: Simulator, chosen: NDArray[np.bool_] | None = None) ->
         scaled = error / ROBUST_PCT
         return np.sign(error) * ROBUST_PCT * np.sqrt(2 * (np.sqrt(1 + scaled**2) - 1))
 
-    start = np.log([simulator.chips["nash-m"].number(p.key) for p in PARAMETERS])
+    start = np.log([next(iter(simulator.chips.values())).number(p.key) for p in PARAMETERS])
     point = levenberg_marquardt(residuals, np.clip(start, low, high), low, high)
     return dict(zip((p.key for p in PARAMETERS), (float(v) for v in np.exp(point)), strict=True))
 
@@ -169,26 +168,36 @@ def levenberg_marquardt(
     return point
 
 
-def fit(measured: Path, zoo: Path, out: Path) -> dict[str, Any]:
-    """Fit on all rows of `measured`, write the rates file `out`, return parameters, errors and the rows."""
+def fit(measured: Path, zoo: Path, out: Path, chips: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Fit on all rows of `measured`, write the rates file `out`, return parameters, errors and the rows.
+
+    `chips`: architecture -> profile, of the rows to use (default: nash-e and nash-m). The tiling depends on the rates: it is made again with the
+    fitted rates until they stay.
+    """
     from pipeline.j6.validate import error_document
 
-    rows, skipped = read_measured(measured, zoo)
-    simulator = Simulator(rows)
-    values = {key: float(f"{value:.4g}") for key, value in fit_values(simulator).items()}
-    document = error_document(rows, simulator.simulated_ms(values), skipped)
+    rows, skipped = read_measured(measured, zoo, chips)
+    simulator = Simulator(rows, chips=chips)
+    values: dict[str, float] = {}
+    for _ in range(FIT_ROUNDS):
+        before, values = values, {key: float(f"{value:.4g}") for key, value in fit_values(simulator).items()}
+        write_text(out, rates_text(values, measured, error_document(rows, simulator.simulated_ms(values), [])))
+        simulator = Simulator(rows, out, chips)
+        if before == values:
+            break
+    document = error_document(rows, simulator.simulated_ms(), skipped)
     write_text(out, rates_text(values, measured, document))
     ranges = {p.key: {"low": p.low, "high": p.high, "meaning": p.meaning} for p in PARAMETERS}
     return {"out": str(out), "values": values, "parameters": ranges, **document}
 
 
 def rates_text(values: Mapping[str, float], measured: Path, document: Mapping[str, Any]) -> str:
-    """The rates file: fitted quantities with data and error of the fit, and the others of the shipped file unchanged."""
+    """The rates file: fitted quantities with date, data and error of the fit, and the others of the shipped file unchanged."""
     content = yaml.safe_load((CHIP_DIR / f"{FITTED_RATES}.yaml").read_text(encoding="utf-8"))
     count, digest = len(document["rows"]), sha256_file(measured)[:12]
     for parameter in PARAMETERS:
         source = (
-            f"{parameter.meaning}; fitted on {count} rows of {measured.name} (sha256 {digest}), "
+            f"{parameter.meaning}; fitted {date.today().isoformat()} on {count} rows of {measured.name} (sha256 {digest}), "
             f"median error {document['median_pct']:.1f} %, p90 {document['p90_pct']:.1f} % in sample; plausible {parameter.low:g}-{parameter.high:g}"
         )
         content["quantities"][parameter.key].update({"value": values[parameter.key], "source": source, "confidence": "fitted"})

@@ -6,6 +6,7 @@ All shapes are static; sizes are bytes; a multiply-accumulate (MAC) counts once.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -97,7 +98,7 @@ class Graph:
         return table
 
 
-def conv_dims(op: Op, tensors: dict[str, Tensor]) -> tuple[int, int, int, int, int]:
+def conv_dims(op: Op, tensors: Mapping[str, Tensor]) -> tuple[int, int, int, int, int]:
     """(positions, channels_in_per_group, channels_out_per_group, groups, taps) of a Conv or ConvTranspose.
 
     `positions` is batch x spatial size of the side on which the kernel is applied once per element: the output of a Conv,
@@ -113,7 +114,7 @@ def conv_dims(op: Op, tensors: dict[str, Tensor]) -> tuple[int, int, int, int, i
     return positions, weight[1], weight[0] // groups, groups, taps
 
 
-def matmul_dims(op: Op, tensors: dict[str, Tensor]) -> tuple[int, int, int, int]:
+def matmul_dims(op: Op, tensors: Mapping[str, Tensor]) -> tuple[int, int, int, int]:
     """(batch, m, n, k) of a MatMul or Gemm; a constant right-hand matrix folds the batch into m."""
     left, right = (tensors[name].shape for name in op.operands[:2])
     out = tensors[op.outputs[0]].shape
@@ -126,7 +127,7 @@ def matmul_dims(op: Op, tensors: dict[str, Tensor]) -> tuple[int, int, int, int]
     return rows // m, m, n, k
 
 
-def macs(op: Op, tensors: dict[str, Tensor]) -> int:
+def macs(op: Op, tensors: Mapping[str, Tensor]) -> int:
     """Multiply-accumulates of a matrix operator, unpadded; 0 for every other kind."""
     if op.kind in ("Conv", "ConvTranspose"):
         positions, channels_in, channels_out, groups, taps = conv_dims(op, tensors)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,8 +38,8 @@ def family_of(model: str) -> str:
     return first
 
 
-def read_measured(measured: Path, zoo: Path) -> tuple[list[Row], list[dict[str, str]]]:
-    """Rows that can be simulated, and the others with the reason.
+def read_measured(measured: Path, zoo: Path, marches: Collection[str] | None = None) -> tuple[list[Row], list[dict[str, str]]]:
+    """Rows of `marches` (default: nash-e and nash-m) that can be simulated, and the others with the reason.
 
     Left out: rows without a graph, of other architectures, or whose precision the source does not state. Raises `DataError` for a file that is not
     the CSV of measured latencies or names a graph that is not in `zoo`.
@@ -46,7 +47,7 @@ def read_measured(measured: Path, zoo: Path) -> tuple[list[Row], list[dict[str, 
     rows: list[Row] = []
     skipped: list[dict[str, str]] = []
     for entry in _entries(measured):
-        reason = _unusable(entry)
+        reason = _unusable(entry, CHIP_OF_MARCH if marches is None else marches)
         if reason:
             skipped.append({"model": entry["model"], "march": entry["march"], "reason": reason})
             continue
@@ -69,11 +70,11 @@ def _entries(measured: Path) -> list[dict[str, str]]:
         raise file_error(measured, f"cannot be read as CSV ({error})") from error
 
 
-def _unusable(entry: dict[str, str]) -> str:
+def _unusable(entry: dict[str, str], marches: Collection[str]) -> str:
     if not entry["graph"]:
         return "no graph"
-    if entry["march"] not in CHIP_OF_MARCH:
-        return f"architecture {entry['march'] or 'not stated'} is not modelled from measurements"
+    if entry["march"] not in marches:
+        return f"architecture {entry['march'] or 'not stated'} has no chip profile here"
     if not entry["precision"]:
         return "precision not stated"
     return "" if entry["latency_1thread_ms"] or entry["latency_2thread_ms"] else "no latency"

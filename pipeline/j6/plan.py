@@ -1,47 +1,28 @@
 """The compiled plan: what runs where, when, at what cost, and where every byte lives. One versioned, canonical JSON file.
 
-`compile_model` runs the passes; `write_plan`/`read_plan` move the result to and from disk. The same model, chip and options give the same bytes.
+`compiler.py` makes a plan; `write_plan`/`read_plan` move it to and from disk. The same model, chip and options give the same bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from pipeline.errors import ModelError
 from pipeline.io import read_json, write_json
-from pipeline.j6.assign import Assignment, assign
-from pipeline.j6.chip import ChipProfile
-from pipeline.j6.cost import BlockCost, Rates, block_cost, channel_waste, rates_of, shape_text
-from pipeline.j6.fuse import Block, FusedGraph, fuse
-from pipeline.j6.graph import import_onnx
-from pipeline.j6.ir import MATRIX_KINDS
-from pipeline.j6.memory import Arena, Buffer, Placed, plan_arena
-from pipeline.j6.schedule import Schedule, Task, schedule
-from pipeline.j6.tile import TilePlan, input_bytes, is_image, output_bytes, tensor_bytes, tile
+from pipeline.j6.cost import BlockCost
+from pipeline.j6.memory import Arena, Placed
+from pipeline.j6.schedule import Schedule, Task
 
 SCHEMA = "bevj6.plan"
-SCHEMA_VERSION = 1
-TIME_DIGITS = 9  # ms; below a picosecond nothing is meant
-
-
-@dataclass(frozen=True)
-class CompileOptions:
-    """Choices of one compilation. `heads`: head name -> prefixes of module paths, node names or tensor names."""
-
-    assume_dtype: str = "int8"
-    optimize_level: str = "O2"
-    nv12: bool = True
-    prefetch: int = 0
-    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    heads: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+SCHEMA_VERSION = 2
+NO_CHAIN = -1
 
 
 @dataclass(frozen=True)
 class PlanBlock:
-    """One block of the plan: identity, place, work, time (ms) and traffic (bytes)."""
+    """One block of the plan: identity, place, work, time (ms) and traffic (bytes). `chain`: index into the plan's chains, -1 for none."""
 
     index: int
     name: str
@@ -54,9 +35,12 @@ class PlanBlock:
     input_shape: str
     output_shape: str
     dtype: str
+    weight_dtype: str
+    output_dtype: str
     macs: int
     padded_macs: int
     padding_waste: float
+    cores: int
     launch_ms: float
     load_ms: float
     units: tuple[tuple[str, float], ...]
@@ -65,8 +49,11 @@ class PlanBlock:
     weight_bytes: int
     input_bytes: int
     output_bytes: int
-    stream_bytes: int
+    stream_in_bytes: int
+    stream_out_bytes: int
     onchip_bytes: int
+    chain: int
+    segment: int
     producers: tuple[int, ...]
 
     @property
@@ -75,18 +62,55 @@ class PlanBlock:
         return sum(ms for _, ms in self.units)
 
     @property
+    def stream_bytes(self) -> int:
+        """Activation bytes that do not stay on chip, both directions."""
+        return self.stream_in_bytes + self.stream_out_bytes
+
+    @property
+    def loaded_bytes(self) -> int:
+        """Bytes read from DDR."""
+        return self.weight_bytes + self.input_bytes + self.stream_in_bytes
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes written to DDR."""
+        return self.output_bytes + self.stream_out_bytes
+
+    @property
     def ddr_bytes(self) -> int:
         """All bytes that cross the DDR bus."""
-        return self.weight_bytes + self.input_bytes + self.output_bytes + self.stream_bytes
+        return self.loaded_bytes + self.stored_bytes
 
     def cost(self, ddr_scale: float = 1.0, compute_scale: float = 1.0) -> BlockCost:
         """The block's cost with DDR times and compute times stretched by the given factors (1 = as planned)."""
         on_chip = self.unit != "CPU"
         units = tuple((unit, ms * (compute_scale if on_chip else 1.0)) for unit, ms in self.units)
         return BlockCost(
-            units, self.launch_ms, self.weight_bytes, self.input_bytes, self.output_bytes, self.stream_bytes,
-            self.load_ms * ddr_scale, self.stream_ms * ddr_scale, self.store_ms * ddr_scale, self.macs, self.padded_macs, (),
+            units, self.launch_ms, self.weight_bytes, self.input_bytes, self.output_bytes, self.stream_in_bytes, self.stream_out_bytes,
+            self.load_ms * ddr_scale, self.stream_ms * ddr_scale, self.store_ms * ddr_scale, self.macs, self.padded_macs, self.cores,
         )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class PlanChain:
+    """Blocks that run depth-first over pieces (stripes.py); `halo_bytes` are kept from band to band, `weight_passes` loads of the weights a frame."""
+
+    kind: str
+    blocks: tuple[int, ...]
+    tensors: tuple[str, ...]
+    pieces: int
+    halo_bytes: int
+    weight_passes: int
+    workspace_bytes: int
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Blocks `first`..`last` that run without a break; other models may use the BPU between segments."""
+
+    first: int
+    last: int
+    ms: float
 
 
 @dataclass(frozen=True)
@@ -112,6 +136,8 @@ class Plan:
     resubmit_ms: float
     contention_ms: float
     blocks: tuple[PlanBlock, ...]
+    chains: tuple[PlanChain, ...]
+    segments: tuple[Segment, ...]
     memory: MemoryPlan
     schedule: Schedule
     notes: tuple[str, ...]
@@ -120,137 +146,6 @@ class Plan:
     def profile_hash(self) -> str:
         """Hash of the chip profile behind every figure of this plan."""
         return str(self.chip["profile_hash"])
-
-
-def compile_model(path: Path, chip: ChipProfile, options: CompileOptions | None = None) -> Plan:
-    """Compile an ONNX file for `chip`. Raises `ModelError` for a bad model, `ChipError` for a missing number."""
-    choices = options or CompileOptions()
-    graph = import_onnx(path, choices.shapes, choices.assume_dtype)
-    return compile_graph(fuse(graph, enable=choices.optimize_level != "O0"), chip, choices)
-
-
-def compile_graph(fused: FusedGraph, chip: ChipProfile, options: CompileOptions) -> Plan:
-    """The passes after fusion: tile, assign, cost, schedule, memory."""
-    rates = rates_of(chip)
-    tiles = tile(fused, chip, options.nv12)
-    assignments = [assign(block, fused.tensors, chip) for block in fused.blocks]
-    costs = [block_cost(b, a, fused.tensors, t, rates) for b, a, t in zip(fused.blocks, assignments, tiles.traffic, strict=True)]
-    producers = block_producers(fused)
-    memory = _memory(fused, tiles, chip, options)
-    blocks = tuple(
-        _plan_block(fused, block, assignment, cost, tiles.onchip_bytes[block.index], producers[block.index], rates, options.heads)
-        for block, assignment, cost in zip(fused.blocks, assignments, costs, strict=True)
-    )
-    return Plan(
-        model={"name": fused.graph.name, "hash": fused.graph.model_hash, "opset": fused.graph.opset, "quantized": fused.graph.quantized},
-        chip={"name": chip.name, "march": chip.march, "profile_hash": chip.hash, "cores": int(chip.number("cores"))}
-        | {key: chip.number(key) for key in ("peak_tops_int8", "ddr_peak_gbps", "ddr_efficiency")},
-        options={"assume_dtype": options.assume_dtype, "optimize_level": options.optimize_level, "nv12": options.nv12, "prefetch": options.prefetch},
-        host_ms=_ms(rates.host_ms + memory.output_bytes * rates.host_byte_ms),
-        resubmit_ms=_ms(rates.host_ms),
-        contention_ms=rates.contention_ms,
-        blocks=blocks,
-        memory=memory,
-        schedule=_rounded(schedule(costs, producers, options.prefetch, rates.host_ms)),
-        notes=(*fused.graph.notes, *_notes(fused, options)),
-    )
-
-
-def block_producers(fused: FusedGraph) -> list[tuple[int, ...]]:
-    """For each block the indices of the blocks whose outputs it reads."""
-    writer = {name: block.index for block in fused.blocks for name in block.outputs}
-    return [tuple(sorted({writer[name] for name in block.inputs if name in writer})) for block in fused.blocks]
-
-
-def _notes(fused: FusedGraph, options: CompileOptions) -> list[str]:
-    """Assumptions of this compilation that a reader must know."""
-    images = [name for name in fused.inputs if options.nv12 and is_image(fused.tensors[name])]
-    notes = [f"input {name!r} is counted as NV12 (1.5 B a pixel)" for name in images]
-    assumed = [name for block in fused.blocks for name in block.outputs if name in fused.graph.assumed]
-    if not fused.graph.quantized:
-        notes.append(f"the model carries no quantizers; every activation is taken as {options.assume_dtype}")
-    elif assumed:
-        notes.append(f"{len(assumed)} block outputs carry no quantizer and are taken as {options.assume_dtype}, the first is {assumed[0]!r}")
-    return notes
-
-
-def head_of(names: Sequence[str], heads: Mapping[str, tuple[str, ...]]) -> str:
-    """Head whose prefix matches one of the names (module path, node name, tensor name); "shared" when none does."""
-    dotted = [name.strip("/").replace("/", ".") for name in names if name]
-    for head, prefixes in heads.items():
-        clean = [prefix.strip("/").replace("/", ".") for prefix in prefixes]
-        if any(name == prefix or name.startswith(prefix + ".") for name in dotted for prefix in clean if prefix):
-            return head
-    return "shared"
-
-
-def _plan_block(
-    fused: FusedGraph,
-    block: Block,
-    assignment: Assignment,
-    cost: BlockCost,
-    onchip: int,
-    producers: tuple[int, ...],
-    rates: Rates,
-    heads: Mapping[str, tuple[str, ...]],
-) -> PlanBlock:
-    tensors, anchor = fused.tensors, block.anchor
-    first = tensors[anchor.inputs[0]].shape if anchor.inputs else ()
-    return PlanBlock(
-        index=block.index,
-        name=block.name,
-        kind="+".join(op.kind for op in block.ops),
-        module=block.module,
-        head=head_of((block.module, *anchor.sources, *block.outputs), heads),
-        unit=assignment.unit,
-        cpu_reason=assignment.reason,
-        sources=tuple(name for op in block.ops for name in op.sources),
-        input_shape=shape_text(first),
-        output_shape=shape_text(tensors[block.outputs[0]].shape),
-        dtype=tensors[anchor.inputs[0]].dtype if anchor.inputs else tensors[block.outputs[0]].dtype,
-        macs=cost.macs,
-        padded_macs=cost.padded_macs,
-        padding_waste=round(channel_waste(anchor, tensors, rates), 4) if anchor.kind in MATRIX_KINDS else 0.0,
-        launch_ms=_ms(cost.launch_ms),
-        load_ms=_ms(cost.load_ms),
-        units=tuple((unit, _ms(ms)) for unit, ms in cost.units),
-        stream_ms=_ms(cost.stream_ms),
-        store_ms=_ms(cost.store_ms),
-        weight_bytes=cost.weight_bytes,
-        input_bytes=cost.input_bytes,
-        output_bytes=cost.output_bytes,
-        stream_bytes=cost.stream_bytes,
-        onchip_bytes=onchip,
-        producers=producers,
-    )
-
-
-def _ms(value: float) -> float:
-    return round(value, TIME_DIGITS)
-
-
-def _rounded(result: Schedule) -> Schedule:
-    tasks = tuple(Task(task.block, task.lane, _ms(task.start_ms), _ms(task.end_ms)) for task in result.tasks)
-    return Schedule(tasks, tuple(_ms(end) for end in result.finish_ms))
-
-
-def _memory(fused: FusedGraph, tiles: TilePlan, chip: ChipProfile, options: CompileOptions) -> MemoryPlan:
-    min_alloc, channels = int(chip.number("min_alloc")), int(chip.number("channel_align"))
-
-    def arena(kind: str) -> Arena:
-        names = [name for name, place in tiles.placement.items() if place == kind]
-        buffers = [Buffer(n, tensor_bytes(fused.tensors[n], channels), max(tiles.lives[n].start, 0), tiles.lives[n].end) for n in names]
-        return plan_arena(buffers, min_alloc)
-
-    weights = {name for block in fused.blocks for name in block.weights}
-    return MemoryPlan(
-        input_bytes=sum(input_bytes(fused.tensors[name], chip, options.nv12) for name in fused.inputs),
-        output_bytes=sum(output_bytes(fused, name, chip) for name in fused.outputs),
-        static_bytes=sum(fused.tensors[name].bytes for name in weights),
-        temporary=arena("ddr"),
-        onchip=arena("resident"),
-        onchip_capacity_bytes=int(chip.number("l1m_bytes") + chip.number("l2m_bytes")),
-    )
 
 
 def plan_document(plan: Plan) -> dict[str, Any]:
@@ -288,6 +183,8 @@ def _plan_from(document: dict[str, Any]) -> Plan:
         resubmit_ms=document["resubmit_ms"],
         contention_ms=document["contention_ms"],
         blocks=tuple(_block_from(entry) for entry in document["blocks"]),
+        chains=tuple(PlanChain(**(entry | {key: tuple(entry[key]) for key in ("blocks", "tensors")})) for entry in document["chains"]),
+        segments=tuple(Segment(**entry) for entry in document["segments"]),
         memory=MemoryPlan(**(memory | arenas)),
         schedule=Schedule(tasks, tuple(document["schedule"]["finish_ms"])),
         notes=tuple(document["notes"]),

@@ -33,13 +33,19 @@ def html_report(plan: Plan, document: dict[str, Any]) -> str:
             _header(document),
             _tiles(document),
             f"<p><b>Bottleneck.</b> {escape(document['bottleneck'])}.</p>",
+            "<ul>" + "".join(f"<li>{escape(words)}</li>" for words in document["findings"]) + "</ul>",
             _section("What would pay most", _suggestions(document["suggestions"])),
             _section("Time by head", _bars(document["by_head_ms"])),
             _section("Time by module", _bars(document["by_module_ms"])),
+            _section("Time by operator, fused pieces together", _bars(_largest(document["by_op_ms"]))),
             _section("Units and memory bus", _units(document["by_unit"])),
+            _section("Conditions", _conditions(document["conditions"])),
             _section("Timeline", _timeline(plan)),
             _section("On-chip memory while each block runs", _staircase(plan)),
+            _section("DDR bandwidth over the frame", _bandwidth(document["summary"]["interval info"])),
             _section("Roofline", _roofline(plan)),
+            _section("Chains that run in pieces", _chains(document["chains"])),
+            _section("Segments", _segments(document["summary"]["performance"]["by segment"])),
             _section("Memory", _memory(document["memory"])),
             _section("Operators on the CPU", _cpu(document["cpu_blocks"])),
             _section("Layers in execution order", _layers(document["layers"])),
@@ -56,7 +62,8 @@ def _header(document: dict[str, Any]) -> str:
     model = document["model"]
     return (
         f"<h1>{escape(model['name'])} on {escape(document['chip'])} ({escape(document['march'])})</h1>"
-        f"<small>model {model['hash'][:12]} · opset {model['opset']} · chip profile {document['profile_hash'][:12]}</small>"
+        f"<small>model {model['hash'][:12]} · opset {model['opset']} · chip profile {document['profile_hash'][:12]} · "
+        f"plan schema {document['plan_schema']} · {escape(_options(document['options']))}</small>"
         '<p class="note">All figures are <b>simulated</b> by a hardware model fitted to public measurements; none was measured on a chip.</p>'
     )
 
@@ -94,8 +101,77 @@ def _suggestions(entries: Sequence[dict[str, Any]]) -> str:
     if not entries:
         return '<p class="muted">Nothing stands out.</p>'
     return _table(
-        ("layer", "saves (ms, simulated)", "change"), ((e["layer"], f"{e['saves_ms']:.3f}", e["change"]) for e in entries), frozenset({0, 2})
+        ("worst layer", "layers", "saves at most (ms, simulated)", "change"),
+        ((e["layer"], str(e["layers"]), f"{e['saves_ms']:.3f}", e["change"]) for e in entries),
+        frozenset({0, 3}),
     )
+
+
+def _options(options: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in options.items())
+
+
+def _largest(values: dict[str, float], count: int = 12) -> dict[str, float]:
+    """The largest entries, and the sum of the rest."""
+    ranked = sorted(values.items(), key=lambda item: (-item[1], item[0]))
+    rest = sum(value for _, value in ranked[count:])
+    return dict(ranked[:count]) | ({"(others)": rest} if rest else {})
+
+
+def _conditions(conditions: dict[str, Any]) -> str:
+    """Latency under the scenario, by step where it has steps, and what its rules did."""
+    entries = [
+        ("all frames", conditions),
+        *((f"{step['temperature_c']:g} C, clock x {step['compute_scale']:g}", step) for step in conditions.get("steps", ())),
+    ]
+    keys = ("mean_ms", "p50_ms", "p90_ms", "p99_ms", "max_ms")
+    rows = [(name, *(f"{values[key]:.2f}" if key in values else "-" for key in keys)) for name, values in entries]
+    counts = [
+        f"{conditions['dropped_frames']} of {conditions['frames']} frames dropped",
+        f"{conditions['held_frames']} answered with the last result",
+    ]
+    counts += [f"rule '{name}': {count} frames" for name, count in conditions["rule_frames"].items()]
+    title = f"<p>{escape(conditions['scenario'])} ({escape(conditions['source'])}), seed {conditions['seed']}: {escape('; '.join(counts))}.</p>"
+    return title + _table(("conditions", "mean (ms)", "p50", "p90", "p99", "max"), rows)
+
+
+def _chains(chains: Sequence[dict[str, Any]]) -> str:
+    if not chains:
+        return '<p class="muted">None.</p>'
+    head = ("first block", "last block", "blocks", "pieces", "kind", "halo (kB)", "workspace (kB)", "weight loads")
+    return _table(
+        head,
+        (
+            (
+                c["first"], c["last"], str(c["blocks"]), str(c["pieces"]), c["kind"], f"{c['halo_bytes'] / 1e3:.1f}",
+                f"{c['workspace_bytes'] / 1e3:.1f}", str(c["weight_passes"]),
+            )
+            for c in chains
+        ),
+        frozenset({0, 1}),
+    )  # fmt: skip
+
+
+def _segments(segments: Sequence[dict[str, Any]]) -> str:
+    return _table(("segment", "blocks", "time (us)"), ((str(s["segment"]), str(s["blocks"]), f"{s['latency (us)']:.1f}") for s in segments))
+
+
+def _bandwidth(intervals: Sequence[dict[str, Any]]) -> str:
+    """Bars of loaded and stored GB/s in equal parts of the makespan."""
+    if not intervals:
+        return '<p class="muted">Nothing runs.</p>'
+    totals = [entry["ddr loading bandwidth (GB/s)"] + entry["ddr storing bandwidth (GB/s)"] for entry in intervals]
+    top, width = max(*totals, 1e-9), (WIDTH - LABEL) / len(intervals)
+    bars = []
+    for entry, total in zip(intervals, totals, strict=True):
+        x, load = LABEL + entry["number"] * width, entry["ddr loading bandwidth (GB/s)"]
+        title = escape(f"load {load:.1f}, store {total - load:.1f} GB/s")
+        for value, color in ((total, COLORS["STORE"]), (load, COLORS["LOAD"])):
+            bars.append(
+                f'<rect x="{x:.1f}" y="{110 - 100 * value / top:.1f}" width="{width - 2:.1f}" height="{100 * value / top:.1f}" fill="{color}">'
+            )
+            bars.append(f"<title>{title}</title></rect>")
+    return f'<svg viewBox="0 0 {WIDTH} 120" width="{WIDTH}"><text x="0" y="18" font-size="11">{top:.1f} GB/s</text>{"".join(bars)}</svg>'
 
 
 def _bars(values: dict[str, float]) -> str:
@@ -155,7 +231,10 @@ def _staircase(plan: Plan) -> str:
 
 def _roofline(plan: Plan) -> str:
     """Blocks by MACs per DDR byte (x) and achieved TOPS (y), both logarithmic, under the chip's two nominal limits."""
-    peak, bandwidth = plan.chip["peak_tops_int8"] / plan.chip["cores"], plan.chip["ddr_peak_gbps"] * plan.chip["ddr_efficiency"] / 1e3
+    peak, bandwidth = (
+        plan.chip["peak_tops_int8"] / plan.chip["cores"] * plan.options["core_num"],
+        plan.chip["ddr_peak_gbps"] * plan.chip["ddr_efficiency"] / 1e3,
+    )
     x_range, y_range = (-1.0, 5.0), (-3.0, 3.0)
 
     def place(intensity: float, tops: float) -> tuple[float, float]:
@@ -202,12 +281,17 @@ def _cpu(blocks: Sequence[dict[str, Any]]) -> str:
 
 
 def _layers(rows: Sequence[dict[str, Any]]) -> str:
-    head = ("layer", "operator", "unit", "output", "dtype", "ms", "%", "compute", "load", "stream", "store", "bound by", "MMAC", "padding", "DDR kB")
+    head = (
+        "layer", "operator", "unit", "output", "dtype", "ms", "%", "compute", "load", "stream", "store", "bound by", "MMAC", "of peak", "padding",
+        "in kB", "weights kB", "out kB", "on chip kB", "pieces",
+    )  # fmt: skip
     body = (
         (
             r["layer"], r["op"], r["unit"], r["output_shape"], r["dtype"], f"{r['ms']:.4f}", f"{r['percent']:.2f}",
             f"{r['computing cost (no DDR)']:.4f}", f"{r['load cost']:.4f}", f"{r['stream cost']:.4f}", f"{r['store cost']:.4f}",
-            r["bound_by"], f"{r['macs'] / 1e6:.2f}", f"{100 * r['padding_waste']:.0f} %", f"{r['ddr_bytes'] / 1e3:.1f}",
+            r["bound_by"], f"{r['macs'] / 1e6:.2f}", f"{100 * r['utilization']:.1f} %", f"{100 * r['padding_waste']:.0f} %",
+            f"{(r['loaded_bytes'] - r['weight_bytes']) / 1e3:.1f}", f"{r['weight_bytes'] / 1e3:.1f}", f"{r['stored_bytes'] / 1e3:.1f}",
+            f"{r['onchip_bytes'] / 1e3:.0f}", str(r["pieces"]),
         )
         for r in rows
     )  # fmt: skip

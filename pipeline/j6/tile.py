@@ -1,46 +1,54 @@
 """What stays in on-chip memory, and the DDR traffic of every block.
 
-A tensor is `resident` when it fits in on-chip memory for its whole life, `striped` when the blocks of its life run depth-first over horizontal
-stripes (so only a few rows of it exist at a time), and goes through `ddr` otherwise. When residents do not fit together, the one whose next use is
-farthest away leaves (Belady's rule, optimal for equal sizes). Halo rows of a stripe are kept in a line buffer, not computed again; their bytes
-count in the stripe.
+A tensor is `resident` when it fits in on-chip memory for its whole life, `tiled` when the blocks of its life run depth-first over pieces of it
+(`stripes.py`), and goes through `ddr` otherwise. When residents do not fit together, the one whose next use is farthest away leaves (Belady's rule,
+optimal for equal sizes). Where a network is cut into segments, nothing stays on chip across the cut.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from math import prod
 
 from pipeline.j6.align import aligned_bytes, nv12_layout, round_up
 from pipeline.j6.chip import ChipProfile
 from pipeline.j6.cost import Traffic
-from pipeline.j6.fuse import ELEMENTWISE_KINDS, Block, FusedGraph
+from pipeline.j6.fuse import Block, FusedGraph
 from pipeline.j6.ir import DTYPE_BYTES, MATRIX_KINDS, Tensor
-from pipeline.j6.memory import Buffer, plan_arena
+from pipeline.j6.memory import Arena, Buffer, plan_arena
+from pipeline.j6.stripes import Chain, ChainLimits, ChainPlanner, Life
 
-ROW_LOCAL_KINDS = frozenset({"Conv", "ConvTranspose", "MaxPool", "AveragePool", "Concat", "Slice", "Split", "Resize", "Upsample"}) | ELEMENTWISE_KINDS
-MAX_SEGMENT_BLOCKS = 32  # a depth-first segment longer than this needs more line buffers than it saves (assumed)
-MIN_STRIPE_ROWS = 4
-SLICE_LOCAL_KINDS = frozenset({"MatMul", "Softmax", "LayerNormalization"}) | ELEMENTWISE_KINDS
-SLICES_IN_FLIGHT = 2  # one slice is worked on while the next one fills
+IN_PLACE_KINDS = frozenset({"Concat", "Split", "Slice"})
 
 
 @dataclass(frozen=True)
-class Life:
-    """Blocks between which a tensor exists: written by `start` (-1: a model input), read last by `end`."""
+class TileOptions:
+    """Choices of one tiling. A chain may claim `chain_share` of on-chip memory before residents are placed (0: no chains); `cuts` are blocks that
+    begin a new segment; the on-chip memories of `cores` are used together, `l2m_bytes` limits the shared one."""
 
-    start: int
-    end: int
+    chain_share: float = 0.5
+    cuts: frozenset[int] = frozenset()
+    cores: int = 1
+    l2m_bytes: float | None = None
+    nv12: bool = True
 
 
 @dataclass(frozen=True)
 class TilePlan:
-    """Placement of every activation and the traffic that follows from it."""
+    """Placement of every activation and the traffic that follows from it. `onchip_bytes`: in use while each block runs."""
 
-    placement: dict[str, str]  # storage name -> input | output | resident | striped | ddr
+    placement: dict[str, str]  # storage name -> input | output | resident | tiled | ddr
     lives: dict[str, Life]
+    chains: tuple[Chain, ...]
     traffic: tuple[Traffic, ...]
-    onchip_bytes: tuple[int, ...]  # peak on-chip bytes of activations while each block runs
+    onchip: Arena
+    onchip_bytes: tuple[int, ...]
+
+
+def onchip_capacity(chip: ChipProfile, cores: int = 1, l2m_bytes: float | None = None) -> int:
+    """Bytes of on-chip memory for activations: L1M of every core in use, and the shared L2M or the part of it that the options allow."""
+    shared = chip.number("l2m_bytes")
+    return int(cores * chip.number("l1m_bytes") + (shared if l2m_bytes is None else min(shared, l2m_bytes)))
 
 
 def lifetimes(fused: FusedGraph) -> dict[str, Life]:
@@ -69,118 +77,155 @@ def tensor_bytes(tensor: Tensor, channel_align: int) -> int:
     return size
 
 
-def tile(fused: FusedGraph, chip: ChipProfile, nv12: bool = True) -> TilePlan:
-    """Place every activation of `fused` and count DDR bytes. `nv12`: image inputs [N,3,H,W] arrive as NV12 (1.5 B a pixel)."""
-    align = int(chip.number("channel_align"))
-    capacity = int(chip.number("l1m_bytes") + chip.number("l2m_bytes"))
+def tile(fused: FusedGraph, chip: ChipProfile, options: TileOptions | None = None) -> TilePlan:
+    """Place every activation of `fused` and count DDR bytes."""
+    choices = options or TileOptions()
     lives = lifetimes(fused)
+    align = int(chip.number("channel_align"))
     sizes = {name: tensor_bytes(fused.tensors[name], align) for name in lives}
     placement = dict.fromkeys(fused.inputs, "input") | {name: "output" for name in fused.outputs if name not in fused.inputs}
     inner = [name for name in lives if name not in placement]
-    evicted = _evict(fused, inner, lives, sizes, capacity)
-    evicted |= _overflow([name for name in inner if name not in evicted], lives, sizes, capacity, int(chip.number("min_alloc")))
-    for name in inner:
-        striped = name in evicted and _can_stripe(fused, name, lives[name], sizes[name], capacity)
-        placement[name] = "resident" if name not in evicted else "striped" if striped else "ddr"
-    traffic = tuple(block_traffic(fused, block, placement, chip, nv12) for block in fused.blocks)
-    return TilePlan(placement, lives, traffic, _onchip(fused, placement, lives, sizes, capacity))
+    planner = _Placer(fused, lives, sizes, chip, choices)
+    chains, arena = planner.place(inner)
+    tiled = {name for chain in chains for name in chain.tensors}
+    resident = {buffer.name for buffer in arena.buffers}
+    placement |= {name: "resident" if name in resident else "tiled" if name in tiled else "ddr" for name in inner}
+    passes = {index: chain.weight_passes for chain in chains for index in chain.blocks}
+    traffic = tuple(block_traffic(fused, block, placement, chip, choices.nv12, passes.get(block.index, 1)) for block in fused.blocks)
+    return TilePlan(placement, lives, tuple(chains), traffic, arena, _levels(arena, len(fused.blocks)))
 
 
-def _evict(fused: FusedGraph, names: list[str], lives: dict[str, Life], sizes: dict[str, int], capacity: int) -> set[str]:
-    """Names that do not stay: too large for on-chip memory, or pushed out by tensors that are needed sooner."""
-    evicted = {name for name in names if sizes[name] > capacity}
-    candidates = set(names) - evicted
-    uses: dict[str, list[int]] = {name: [] for name in names}
-    for block in fused.blocks:
-        for name in block.inputs:
-            if name in uses:
-                uses[name].append(block.index)
-    live: dict[str, int] = {}  # name -> index into its uses
-    for block in fused.blocks:
-        live.update({name: 0 for name in block.outputs if name in candidates})
-        while sum(sizes[name] for name in live) > capacity:
-            victim = max(live, key=lambda name: (_next_use(uses[name], block.index), sizes[name], name))
-            evicted.add(victim)
-            del live[victim]
-        for name in [name for name in live if lives[name].end <= block.index]:
-            del live[name]
-    return evicted
+class _Placer:
+    """One tiling: chains for what is too large, residents in the room that is left, chains again for what had to leave."""
+
+    def __init__(self, fused: FusedGraph, lives: Mapping[str, Life], sizes: Mapping[str, int], chip: ChipProfile, options: TileOptions) -> None:
+        self.fused, self.lives, self.sizes, self.options = fused, lives, sizes, options
+        self.capacity, self.alignment = onchip_capacity(chip, options.cores, options.l2m_bytes), int(chip.number("min_alloc"))
+        self.weight_buffer = None if chip.value("weight_buffer_bytes") is None else int(chip.number("weight_buffer_bytes"))
+        self.uses: dict[str, list[int]] = {}
+        for block in fused.blocks:
+            for name in block.inputs:
+                self.uses.setdefault(name, []).append(block.index)
+
+    def place(self, names: Collection[str]) -> tuple[list[Chain], Arena]:
+        """Chains, and the arena of residents and chain workspaces."""
+        candidates = [name for name in names if not self._is_cut(name)]
+        gone: set[str] = set()
+        chains: list[Chain] = []
+        for _ in range(2):  # what the first chains push out may join them
+            gone |= self._evicted([name for name in candidates if name not in gone], self._reserved(chains))
+            chains = self._chains(gone)
+        gone |= self._evicted([name for name in candidates if name not in gone], self._reserved(chains))
+        return self._settle(chains, [name for name in candidates if name not in gone])
+
+    def _is_cut(self, name: str) -> bool:
+        life = self.lives[name]
+        return any(life.start < cut <= life.end for cut in self.options.cuts)
+
+    def _chains(self, names: Collection[str]) -> list[Chain]:
+        if not self.options.chain_share:
+            return []
+        limits = ChainLimits(int(self.capacity * self.options.chain_share), self.weight_buffer, self.options.cuts)
+        planner = ChainPlanner(self.fused, self.lives, self.sizes, limits)
+        for name in sorted(names, key=lambda name: (self.lives[name].start, name)):
+            planner.add(name)
+        return planner.chains()
+
+    def _reserved(self, chains: Iterable[Chain]) -> list[int]:
+        """Bytes that chains occupy while each block runs."""
+        level = [0] * len(self.fused.blocks)
+        for chain in chains:
+            for index in range(chain.first, chain.last + 1):
+                level[index] += chain.workspace_bytes
+        return level
+
+    def _evicted(self, names: Collection[str], reserved: list[int]) -> set[str]:
+        """Names that do not stay: too large for what is free, or pushed out by tensors that are needed sooner."""
+        evicted = {name for name in names if self.sizes[name] > self.capacity}
+        candidates = set(names) - evicted
+        live: dict[str, None] = {}
+        level = 0
+        for block in self.fused.blocks:
+            fresh = [name for name in block.outputs if name in candidates]
+            live.update(dict.fromkeys(fresh))
+            level += sum(self.sizes[name] for name in fresh)
+            while level + reserved[block.index] > self.capacity and live:
+                victim = max(live, key=lambda name: (self._next_use(name, block.index), self.sizes[name], name))
+                evicted.add(victim)
+                level -= self.sizes[victim]
+                del live[victim]
+            for name in [name for name in live if self.lives[name].end <= block.index]:
+                level -= self.sizes[name]
+                del live[name]
+        return evicted
+
+    def _next_use(self, name: str, now: int) -> int:
+        return next((use for use in self.uses.get(name, ()) if use >= now), now)
+
+    def _settle(self, chains: list[Chain], residents: list[str]) -> tuple[list[Chain], Arena]:
+        """Give offsets; what fits by the sum of bytes but at no offset (fragmentation) leaves: residents first, then chains."""
+        while True:
+            spaces = {f"chain {chain.first}-{chain.last}": chain for chain in chains}
+            buffers = [Buffer(name, self.sizes[name], max(self.lives[name].start, 0), self.lives[name].end) for name in residents]
+            buffers += [Buffer(name, chain.workspace_bytes, chain.first, chain.last) for name, chain in spaces.items()]
+            arena = plan_arena(buffers, self.alignment)
+            beyond = {placed.name for placed in arena.buffers if placed.offset + placed.bytes > self.capacity}
+            if not beyond:
+                return chains, arena
+            kept = [name for name in residents if name not in beyond]
+            chains = chains if len(kept) < len(residents) else [chain for name, chain in spaces.items() if name not in beyond]
+            residents = kept
 
 
-def _overflow(names: list[str], lives: dict[str, Life], sizes: dict[str, int], capacity: int, alignment: int) -> set[str]:
-    """Residents that fit by the sum of bytes but not at any offset: fragmentation pushes them out."""
-    buffers = [Buffer(name, sizes[name], max(lives[name].start, 0), lives[name].end) for name in names]
-    evicted: set[str] = set()
-    while buffers:
-        beyond = {placed.name for placed in plan_arena(buffers, alignment).buffers if placed.offset + placed.bytes > capacity}
-        if not beyond:
-            break
-        evicted |= beyond
-        buffers = [buffer for buffer in buffers if buffer.name not in beyond]
-    return evicted
+def _levels(arena: Arena, blocks: int) -> tuple[int, ...]:
+    """Bytes of the arena in use while each block runs."""
+    change = [0] * (blocks + 1)
+    for buffer in arena.buffers:
+        change[buffer.start] += buffer.bytes
+        change[buffer.end + 1] -= buffer.bytes
+    levels, level = [], 0
+    for step in change[:-1]:
+        level += step
+        levels.append(level)
+    return tuple(levels)
 
 
-def _next_use(uses: list[int], now: int) -> int:
-    return next((use for use in uses if use >= now), now)
+def block_traffic(
+    fused: FusedGraph,
+    block: Block,
+    placement: Mapping[str, str],
+    chip: ChipProfile,
+    nv12: bool,
+    weight_passes: int = 1,
+    tensors: Mapping[str, Tensor] | None = None,
+) -> Traffic:
+    """Weights once a frame, model inputs by each reader, model outputs once; streamed: spilled activations per use, and weights loaded again.
+
+    Parts of a tensor in DDR are addressed by strides: what joins or cuts tensors there moves only what comes from, or goes to, the chip.
+    `tensors` replaces the table of `fused`.
+    """
+    table = fused.tensors if tensors is None else tensors
+    align = int(chip.number("channel_align"))
+    weights = sum(table[name].bytes for name in block.weights)
+    inputs = sum(input_bytes(table[name], chip, nv12) for name in block.inputs if placement.get(name) == "input")
+    outputs = sum(output_bytes(fused, table[name], chip) for name in block.outputs if placement[name] == "output")
+    read = [name for name in block.inputs if placement.get(name) in ("ddr", "output")]
+    written = [name for name in block.outputs if placement[name] == "ddr"]
+    stream_in, stream_out = (sum(tensor_bytes(table[name], align) for name in names) for names in (read, written))
+    if block.kind in IN_PLACE_KINDS and len(block.ops) == 1 and (stream_in or stream_out):
+        stream_in, stream_out = _in_place_stream(block, placement, table, align) or (stream_in, stream_out)
+    return Traffic(weights, inputs, outputs, stream_in + (weight_passes - 1) * weights, stream_out)
 
 
-def _can_stripe(fused: FusedGraph, name: str, life: Life, size: int, capacity: int) -> bool:
-    """True when the blocks of the tensor's life can run piece by piece: over image rows, or over independent slices (attention heads)."""
-    shape = fused.tensors[name].shape
-    if len(shape) < 3 or life.end - life.start > MAX_SEGMENT_BLOCKS:
-        return False
-    segment = _between(fused, name, life)
-    if len(shape) == 4 and all(_row_local(block, fused.tensors) for block in segment):
-        return size * MIN_STRIPE_ROWS <= capacity * shape[2]
-    slices = prod(shape[:-2])
-    return all(_slice_local(block, fused.tensors, shape[:-2]) for block in segment) and size * SLICES_IN_FLIGHT <= capacity * slices
-
-
-def _between(fused: FusedGraph, name: str, life: Life) -> list[Block]:
-    """Writer and readers of a tensor, and the blocks on the way from it to its last reader; what only happens to run in between can move."""
-    blocks = fused.blocks[max(life.start, 0) : life.end + 1]
-    reached, downstream = {name}, []
-    for block in blocks[1:] if life.start >= 0 else blocks:
-        if reached.intersection(block.inputs):
-            reached.update(block.outputs)
-            downstream.append(block)
-    needed, segment = set(blocks[-1].inputs), [blocks[-1]]
-    for block in reversed(downstream[:-1]):
-        if name in block.inputs or needed.intersection(block.outputs):
-            needed.update(block.inputs)
-            segment.append(block)
-    return [*segment, blocks[0]] if life.start >= 0 else segment
-
-
-def _slice_local(block: Block, tensors: dict[str, Tensor], leading: tuple[int, ...]) -> bool:
-    """Slice-local: every slice over the leading axes (batch, heads) depends on the same slice of the inputs only."""
-    if block.kind == "Transpose":
-        order = tuple(block.anchor.attrs.get("perm", ()))
-        if order[: len(leading)] != tuple(range(len(leading))):
-            return False
-    elif block.kind not in SLICE_LOCAL_KINDS or (block.kind == "MatMul" and block.weights):
-        return False
-    return tensors[block.outputs[0]].shape[:-2] == leading
-
-
-def _row_local(block: Block, tensors: dict[str, Tensor]) -> bool:
-    """Row-local: an output row depends on a few input rows only."""
-    if block.kind in ("Concat", "Split"):
-        return int(block.anchor.attrs.get("axis", 0)) in (1, -3)
-    if block.kind in MATRIX_KINDS and block.kind not in ("Conv", "ConvTranspose"):
-        return False
-    return block.kind in ROW_LOCAL_KINDS and len(tensors[block.outputs[0]].shape) == 4
-
-
-def block_traffic(fused: FusedGraph, block: Block, placement: dict[str, str], chip: ChipProfile, nv12: bool) -> Traffic:
-    """Weights once a frame, model inputs by each reader, model outputs once, spilled activations per reader and writer."""
-    weights = sum(fused.tensors[name].bytes for name in block.weights)
-    inputs = sum(input_bytes(fused.tensors[name], chip, nv12) for name in block.inputs if placement.get(name) == "input")
-    outputs = sum(output_bytes(fused, name, chip) for name in block.outputs if placement[name] == "output")
-    moved = [name for name in (*block.inputs, *block.outputs) if placement.get(name) == "ddr"]
-    moved += [name for name in block.inputs if placement.get(name) == "output"]
-    stream = sum(tensor_bytes(fused.tensors[name], int(chip.number("channel_align"))) for name in moved)
-    return Traffic(weights, inputs, outputs, stream)
+def _in_place_stream(block: Block, placement: Mapping[str, str], tensors: Mapping[str, Tensor], align: int) -> tuple[int, int] | None:
+    """(bytes in, bytes out) of a Concat whose result, or of a Split or Slice whose source, lies in DDR; None for any other."""
+    parts, whole = (block.inputs, block.outputs[0]) if block.kind == "Concat" else (block.outputs, block.inputs[0])
+    if placement.get(whole) not in ("ddr", "output"):
+        return None
+    moved = sum(tensor_bytes(tensors[name], align) for name in parts if placement.get(name) not in ("ddr", "output"))
+    if block.kind == "Concat":
+        return (0, moved if placement[whole] == "ddr" else 0)
+    return (moved, 0)
 
 
 def is_image(tensor: Tensor) -> bool:
@@ -197,11 +242,10 @@ def input_bytes(tensor: Tensor, chip: ChipProfile, nv12: bool) -> int:
     return aligned_bytes(tensor.shape, DTYPE_BYTES[tensor.dtype], stride_align, min_alloc, planar=True)
 
 
-def output_bytes(fused: FusedGraph, name: str, chip: ChipProfile) -> int:
+def output_bytes(fused: FusedGraph, tensor: Tensor, chip: ChipProfile) -> int:
     """Bytes that the BPU writes for a model output; an unquantized output of a matrix operator leaves in the chip's wide format."""
-    tensor = fused.tensors[name]
     element = DTYPE_BYTES[tensor.dtype]
-    if not fused.graph.quantized and _made_by_matrix(fused, name):
+    if not fused.graph.quantized and _made_by_matrix(fused, tensor.name):
         element = max(element, int(chip.number("conv_output_bytes")))
     return aligned_bytes(tensor.shape, element, int(chip.number("stride_align")), int(chip.number("min_alloc")))
 
@@ -213,18 +257,3 @@ def _made_by_matrix(fused: FusedGraph, name: str) -> bool:
     while block is not None and block.kind in ("Transpose", "Concat", "Slice", "Split") and len(block.ops) == 1:
         block = writer.get(block.inputs[0]) if block.inputs else None
     return block is not None and block.kind in MATRIX_KINDS and len(block.ops) == 1
-
-
-def _onchip(fused: FusedGraph, placement: dict[str, str], lives: dict[str, Life], sizes: dict[str, int], capacity: int) -> tuple[int, ...]:
-    """On-chip activation bytes while each block runs: whole residents, and what is left for stripes at most."""
-    change = [0] * (len(fused.blocks) + 1)
-    for name, kind in placement.items():
-        if kind == "resident":
-            change[max(lives[name].start, 0)] += sizes[name]
-            change[lives[name].end + 1] -= sizes[name]
-    result, level = [], 0
-    for block in fused.blocks:
-        level += change[block.index]
-        moving = sum(sizes[name] for name in (*block.inputs, *block.outputs) if placement.get(name) != "resident" and name in sizes)
-        result.append(min(level + moving, max(capacity, level)))
-    return tuple(result)

@@ -26,7 +26,13 @@ def trace_document(plan: Plan) -> dict[str, Any]:
                 "cat": block.head,
                 "ts": round(task.start_ms * 1e3, 6),
                 "dur": round((task.end_ms - task.start_ms) * 1e3, 6),
-                "args": {"kind": block.kind, "module": block.module, "output": block.output_shape, "ddr_bytes": block.ddr_bytes},
+                "args": {
+                    "kind": block.kind,
+                    "module": block.module,
+                    "output": block.output_shape,
+                    "ddr_bytes": block.ddr_bytes,
+                    "segment": block.segment,
+                },
             }
         )
     metadata = {"simulated": True, "profile_hash": plan.profile_hash, "chip": plan.chip["name"], "model_hash": plan.model["hash"]}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +14,17 @@ from pipeline.j6.fit import Simulator, fit_values
 from pipeline.j6.measured import Row, read_measured
 
 
-def validate(measured: Path, zoo: Path, rates: Path | None = None, cross_validate: bool = False) -> dict[str, Any]:
+def validate(
+    measured: Path, zoo: Path, rates: Path | None = None, cross_validate: bool = False, chips: Mapping[str, str] | None = None
+) -> dict[str, Any]:
     """Errors of the shipped rates (or `rates`) on the rows of `measured`.
 
     With `cross_validate` the document gains `cross_validation`: each family predicted by a fit on all the others.
     """
-    rows, skipped = read_measured(measured, zoo)
+    rows, skipped = read_measured(measured, zoo, chips)
     if not rows:
         raise DataError(f"{measured}: no row can be simulated")
-    simulator = Simulator(rows, rates)
+    simulator = Simulator(rows, rates, chips)
     document = error_document(rows, simulator.simulated_ms(), skipped)
     document["profile_hashes"] = {march: chip.hash for march, chip in simulator.chips.items()}
     if cross_validate:

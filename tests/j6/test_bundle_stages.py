@@ -12,13 +12,15 @@ import pytest
 import yaml
 
 from pipeline.config import Config
-from pipeline.errors import ChipError, DataError, ModelError
+from pipeline.errors import ChipError, ConfigError, DataError, ModelError
 from pipeline.io import sha256_file
-from pipeline.j6.bundle import check_calibration
+from pipeline.j6.bundle import check_calibration, quant_config
 from pipeline.j6.graph import import_onnx
+from pipeline.j6.hb_schema import check_hb_compile, check_quant_config
 from pipeline.paths import Paths
 from pipeline.stages import compile as compile_stage
 from pipeline.stages import profile as profile_stage
+from tests.j6.conftest import Net, add_qdq
 
 HEADS = {"detection": ["det_head"], "map": ["map_head"], "occupancy": ["occ_head"], "shared": ["backbone"]}
 
@@ -125,3 +127,55 @@ def test_overrides_reach_the_plan(project: Paths):
     base = compile_stage.run(config(), project)
     changed = compile_stage.run(config(chip_overrides={"ddr_efficiency": 0.3}), project)
     assert base.profile_hash != changed.profile_hash
+
+
+def test_bundle_passes_the_documented_schema_and_carries_the_options(project: Paths):
+    compile_stage.run(config(compile_mode="balance", balance_factor=30, max_time_per_fc_us=2000), project)
+    bundle = project.build_dir("j6m") / "bundle"
+    document = yaml.safe_load((bundle / "hb_compile.yaml").read_text())
+    check_hb_compile(document)
+    compiler = document["compiler_parameters"]
+    assert (compiler["compile_mode"], compiler["balance_factor"], compiler["max_time_per_fc"]) == ("balance", 30, 2000)
+    nodes = {node.name: len(node.input) for node in onnx.load(bundle / "multitask.onnx").graph.node}
+    check_quant_config(json.loads((bundle / "quant_config.json").read_text()), nodes)
+
+
+@pytest.mark.parametrize(
+    ("group", "field", "value", "message"),
+    [
+        ("compiler_parameters", "compile_mode", "fast", "compile_mode is 'fast'; rule: one of latency, bandwidth, balance"),
+        ("compiler_parameters", "max_time_per_fc", 500, "max_time_per_fc is 500; rule: 0, or 1000..10000000 us"),
+        ("compiler_parameters", "core_num", 2, "core_num is 2; nash-m has one core"),
+        ("compiler_parameters", "max_l2m_size", 1024, "max_l2m_size is set; nash-m has no L2M"),
+        ("calibration_parameters", "calibration_type", "mix", "calibration_type is 'mix'"),
+        ("input_parameters", "input_shape", "1x?x3", "input_shape is '1x?x3'"),
+        ("input_parameters", "input_shape", "1x3x8x8;1x3x8x8", "input_shape has 2 entries; rule: one for each of the 1 inputs"),
+        ("input_parameters", "mean_value", "0 0 0", "a featuremap input takes no mean"),
+        ("model_parameters", "norm_type", "x", "norm_type is no documented field"),
+    ],
+)
+def test_schema_refuses_what_is_not_documented(project: Paths, group, field, value, message):
+    compile_stage.run(config(), project)
+    document = yaml.safe_load((project.build_dir("j6m") / "bundle" / "hb_compile.yaml").read_text())
+    document[group][field] = value
+    with pytest.raises(ConfigError, match=message.replace("?", r"\?")):
+        check_hb_compile(document)
+
+
+def test_quant_config_names_inputs_of_nodes_in_the_float_model(tmp_path: Path):
+    net = Net(opset=21)
+    first = net.conv(add_qdq(net, net.input("x", (1, 4, 8, 8)), "a"), "c1", 4, 4)
+    net.op("Add", [add_qdq(net, first, "b", np.int16), net.conv(add_qdq(net, first, "c"), "c2", 4, 4)], "sum")
+    quantized = import_onnx(net.save(tmp_path / "q.onnx", "sum"))
+    plain = Net(opset=21)
+    first = plain.conv(plain.input("x", (1, 4, 8, 8)), "c1", 4, 4)
+    plain.op("Add", [first, plain.conv(first, "c2", 4, 4)], "sum")
+    document = quant_config(quantized, import_onnx(plain.save(tmp_path / "f.onnx", "sum")))
+    assert document == {"model_config": {"all_node_type": "int8"}, "node_config": {"sum": {"input0": "int16"}}}
+    check_quant_config(document, {"c1": 2, "c2": 2, "sum": 2})
+    wrong = (({"x": {"qtype": "int8"}}, "names 'x'"), ({"sum": {"input2": "int16"}}, "rule: qtype, or input0"), ({"sum": {"qtype": "int4"}}, "int4"))
+    for entry, message in wrong:
+        with pytest.raises(ConfigError, match=message):
+            check_quant_config({"node_config": entry}, {"sum": 2})
+    with pytest.raises(ConfigError, match="'nodes' is no documented key"):
+        check_quant_config({"nodes": {}}, {})

@@ -10,10 +10,10 @@ from pipeline.errors import ConfigError, DataError
 from pipeline.j6 import cli
 from pipeline.j6.__main__ import main
 from pipeline.j6.chip import load_chip
+from pipeline.j6.compiler import CompileOptions, compile_model
 from pipeline.j6.cost import rates_of
 from pipeline.j6.fit import PARAMETERS, Simulator, features_of, fit_values, levenberg_marquardt, simulate_features
 from pipeline.j6.measured import Row, family_of, read_measured
-from pipeline.j6.plan import CompileOptions, compile_model
 from pipeline.j6.profile import latency_ms
 from pipeline.j6.validate import leave_family_out, spearman, validate
 from tests.j6.conftest import Net

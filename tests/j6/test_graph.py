@@ -10,10 +10,10 @@ import pytest
 from onnx import helper
 
 from pipeline.errors import ModelError
+from pipeline.j6.compiler import CompileOptions, compile_graph
 from pipeline.j6.fuse import fuse
 from pipeline.j6.graph import import_model, import_onnx
 from pipeline.j6.ir import macs
-from pipeline.j6.plan import CompileOptions, compile_graph
 from tests.j6.conftest import Net, add_qdq
 
 

@@ -12,13 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.j6.chip import ChipProfile, load_chip
+from pipeline.j6.compiler import Compilation, CompileOptions, block_producers, compile_graph
 from pipeline.j6.cost import BlockCost
 from pipeline.j6.fuse import FusedGraph, fuse
 from pipeline.j6.graph import import_onnx
 from pipeline.j6.memory import Buffer, plan_arena
-from pipeline.j6.plan import CompileOptions, Plan, block_producers, compile_graph
+from pipeline.j6.plan import Plan
 from pipeline.j6.schedule import BUS_LANES, Schedule, critical_path_ms, schedule
-from pipeline.j6.tile import lifetimes, output_bytes, tensor_bytes, tile
+from pipeline.j6.tile import IN_PLACE_KINDS, lifetimes, output_bytes, tensor_bytes
 from tests.j6.conftest import Net
 
 TOLERANCE_MS = 1e-6  # plan times are rounded to 1e-9 ms, a sum of some hundred of them to far less than this
@@ -83,7 +84,10 @@ def test_on_chip_residents_fit_and_live_long_enough(fused, capacity):
     plan = compiled(fused, l1m_bytes=capacity)
     assert plan.memory.onchip.peak_bytes <= capacity
     lives = lifetimes(fused)
+    spaces = {f"chain {chain.blocks[0]}-{chain.blocks[-1]}" for chain in plan.chains}
     for placed in (*plan.memory.onchip.buffers, *plan.memory.temporary.buffers):
+        if placed.name in spaces:
+            continue
         readers = [block.index for block in fused.blocks if placed.name in block.inputs]
         assert placed.start <= min(readers, default=placed.start)
         assert placed.end >= max(readers, default=placed.start) and placed.end == lives[placed.name].end
@@ -134,7 +138,7 @@ def test_more_bandwidth_or_faster_units_are_never_slower(fused, key, factor, pre
 @given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1), st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=12), st.integers(0, 3), st.data())
 def test_shortening_one_duration_never_lengthens_the_schedule(durations, prefetch, data):
     def cost(load: float, unit: float, stream: float, store: float) -> BlockCost:
-        return BlockCost((("TAE" if unit < 0.5 else "VAE", unit),), 0.01, 0, 0, 0, 0, load, stream, store, 0, 0, ())
+        return BlockCost((("TAE" if unit < 0.5 else "VAE", unit),), 0.01, 0, 0, 0, 0, 0, load, stream, store, 0, 0)
 
     costs = [cost(*entry) for entry in durations]
     producers = [() if i == 0 else (data.draw(st.integers(0, i - 1)),) for i in range(len(costs))]
@@ -145,27 +149,78 @@ def test_shortening_one_duration_never_lengthens_the_schedule(durations, prefetc
 
 
 @settings(max_examples=40, deadline=None)
-@given(graphs())
-def test_bytes_loaded_and_stored_are_what_the_tensors_need(fused):
-    plan, tiles = compiled(fused), tile(fused, chip())
-    weights = sum(sum(fused.tensors[name].bytes for name in block.weights) for block in fused.blocks)
-    assert sum(block.weight_bytes for block in plan.blocks) == weights
-    assert sum(block.output_bytes for block in plan.blocks) == sum(output_bytes(fused, name, chip()) for name in fused.outputs)
-    spilled = {name for name, place in tiles.placement.items() if place in ("ddr", "output")}
+@given(graphs(), st.sampled_from([2e4, 1.5e6]))
+def test_bytes_loaded_and_stored_are_what_the_tensors_need(fused, capacity):
+    """Weights once, model outputs once, a spilled tensor once by its writer and once by each reader; data that lies in place does not move."""
+    plan = compiled(fused, l1m_bytes=capacity)
+    assert sum(block.weight_bytes for block in plan.blocks) == sum(sum(fused.tensors[n].bytes for n in block.weights) for block in fused.blocks)
+    assert sum(block.output_bytes for block in plan.blocks) == sum(output_bytes(fused, fused.tensors[name], chip()) for name in fused.outputs)
+    spilled = {placed.name for placed in plan.memory.temporary.buffers}
     for block, planned in zip(fused.blocks, plan.blocks, strict=True):
-        moved = [name for name in (*block.inputs, *block.outputs) if name in spilled]
-        assert planned.stream_bytes <= sum(tensor_bytes(fused.tensors[name], 16) for name in moved)
-        assert planned.stream_bytes >= sum(tensor_bytes(fused.tensors[name], 16) for name in moved if tiles.placement[name] == "ddr")
+        reads = sum(tensor_bytes(fused.tensors[n], 16) for n in block.inputs if n in spilled or n in fused.outputs)
+        writes = sum(tensor_bytes(fused.tensors[n], 16) for n in block.outputs if n in spilled)
+        passes = plan.chains[planned.chain].weight_passes if planned.chain >= 0 else 1
+        again = (passes - 1) * planned.weight_bytes
+        if block.kind in IN_PLACE_KINDS:
+            assert planned.stream_in_bytes <= reads + again and planned.stream_out_bytes <= writes
+        else:
+            assert (planned.stream_in_bytes, planned.stream_out_bytes) == (reads + again, writes)
 
 
 @settings(max_examples=40, deadline=None)
-@given(graphs(), st.data())
-def test_halves_cost_at_least_the_whole_minus_the_boundary(fused, data):
-    """With every tensor on chip a block costs the same wherever the graph is cut, so the halves add up to the whole."""
-    cut = data.draw(st.integers(0, len(fused.blocks)))
-    plan = compiled(fused)
-    costs = [block.cost() for block in plan.blocks]
-    producers = block_producers(fused)
-    left = schedule(costs[:cut], producers[:cut]).makespan_ms
-    right = schedule(costs[cut:], [tuple(p - cut for p in entry if p >= cut) for entry in producers[cut:]]).makespan_ms
-    assert left + right >= plan.schedule.makespan_ms - TOLERANCE_MS
+@given(graphs(), st.sampled_from([2e4, 2e5]), st.sampled_from([None, 2e4]))
+def test_chains_fit_on_chip_and_hold_what_their_pieces_need(fused, capacity, weight_buffer):
+    changes = {"l1m_bytes": capacity} | ({"weight_buffer_bytes": weight_buffer} if weight_buffer else {})
+    plan = compiled(fused, **changes)
+    for chain in plan.chains:
+        weights = sum(plan.blocks[index].weight_bytes for index in chain.blocks)
+        assert chain.halo_bytes <= chain.workspace_bytes <= capacity
+        assert chain.pieces >= 1 and chain.weight_passes == (chain.pieces if weight_buffer and weights > weight_buffer else 1)
+        largest = max(tensor_bytes(fused.tensors[name], 16) for name in chain.tensors)
+        assert chain.workspace_bytes * chain.pieces >= largest
+
+
+@settings(max_examples=40, deadline=None)
+@given(graphs(), st.data(), st.sampled_from([2e4, 1.5e6]))
+def test_halves_are_never_quicker_than_the_whole_by_more_than_the_boundary(fused, data, capacity):
+    """Cut anywhere: both halves compiled for themselves, with what crosses the cut stored and loaded, against the whole."""
+    work = Compilation(fused, chip(l1m_bytes=capacity), CompileOptions())
+    cut = data.draw(st.integers(1, max(len(fused.blocks) - 1, 1)))
+    whole, halves = work.best(), work.best(frozenset({cut}) if cut < len(fused.blocks) else frozenset())
+    lives = lifetimes(fused)
+    crossing = [name for name, life in lives.items() if 0 <= life.start < cut <= life.end and name not in fused.outputs]
+    readers = {name: sum(name in block.inputs for block in fused.blocks) for name in crossing}
+    boundary = sum((1 + readers[name]) * tensor_bytes(fused.tensors[name], 16) for name in crossing) * work.rates.ddr_ms
+    assert whole.ms <= halves.ms + boundary + TOLERANCE_MS
+
+
+@settings(max_examples=30, deadline=None)
+@given(graphs(), st.integers(1, 3))
+def test_more_cores_or_more_shared_memory_are_never_slower(fused, cores):
+    big = load_chip("j6p")
+    few, more = (compile_graph(fused, big, CompileOptions(core_num=count)) for count in (cores, cores + 1))
+    assert more.schedule.makespan_ms <= few.schedule.makespan_ms + TOLERANCE_MS
+    assert all(block.cores <= cores for block in few.blocks)
+
+
+@settings(max_examples=30, deadline=None)
+@given(graphs(), st.sampled_from([1000.0, 1500.0]))
+def test_segments_keep_their_limit_unless_one_block_breaks_it(fused, limit_us):
+    slow = chip(tae_utilization=0.002, element_gbytes_per_tops=0.02)
+    plan = compile_graph(fused, slow, CompileOptions(max_time_per_fc_us=limit_us))
+    assert [segment.first for segment in plan.segments] == [0, *(segment.last + 1 for segment in plan.segments[:-1])]
+    assert plan.segments[-1].last == len(plan.blocks) - 1
+    assert abs(sum(segment.ms for segment in plan.segments) - plan.schedule.makespan_ms) < TOLERANCE_MS
+    assert all(segment.ms <= limit_us / 1e3 or segment.first == segment.last for segment in plan.segments)
+    free = compile_graph(fused, slow, CompileOptions())
+    assert plan.schedule.makespan_ms >= free.schedule.makespan_ms - TOLERANCE_MS
+
+
+@settings(max_examples=30, deadline=None)
+@given(graphs(), st.sampled_from([2e4, 2e5]))
+def test_each_mode_is_best_at_what_it_is_for(fused, capacity):
+    plans = {mode: compile_graph(fused, chip(l1m_bytes=capacity), CompileOptions(compile_mode=mode)) for mode in ("latency", "bandwidth", "balance")}
+    times = {mode: plan.schedule.makespan_ms for mode, plan in plans.items()}
+    moved = {mode: sum(block.ddr_bytes for block in plan.blocks) for mode, plan in plans.items()}
+    assert times["latency"] <= min(times.values()) + TOLERANCE_MS
+    assert moved["bandwidth"] <= min(moved.values())

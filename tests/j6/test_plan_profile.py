@@ -10,13 +10,16 @@ from onnx import numpy_helper
 
 from pipeline.errors import ConfigError, DataError, ModelError
 from pipeline.j6.assign import operator_table
-from pipeline.j6.chip import load_chip
+from pipeline.j6.chip import known_chips, load_chip
+from pipeline.j6.compiler import CompileOptions, compile_model
 from pipeline.j6.conditions import Corunner, Scenario, load_scenario, simulate
-from pipeline.j6.plan import CompileOptions, compile_model, head_of, read_plan, write_plan
-from pipeline.j6.profile import compare, latency_ms, profile
+from pipeline.j6.heads import head_of
+from pipeline.j6.plan import read_plan, write_plan
+from pipeline.j6.profile import compare, fps_all_cores, latency_ms, layers_csv, profile
 from pipeline.j6.report import html_report
+from pipeline.j6.suggest import findings, findings_in_words, suggestions
 from pipeline.j6.trace import trace_document
-from tests.j6.conftest import Net
+from tests.j6.conftest import Net, add_qdq
 
 HEADS = {"detection": ("det_head",), "map": ("map_head",), "occupancy": ("occ_head",)}
 
@@ -145,19 +148,19 @@ def test_depthwise_and_grid_sample_have_units(tmp_path: Path, j6m):
 
 
 def test_conditions_move_latency_the_right_way(plan):
-    alone = simulate(plan, Scenario(frames=500))
-    slow = simulate(plan, Scenario(frames=500, compute_scale=0.5))
-    capped = simulate(plan, Scenario(frames=500, bandwidth_cap_gbps=12.8))
-    crowded = simulate(plan, Scenario(frames=500, corunners=(Corunner("other", 30.0, 0.5),)))
+    alone = simulate(plan, Scenario(frames=500)).overall
+    slow = simulate(plan, Scenario(frames=500, compute_scale=0.5)).overall
+    capped = simulate(plan, Scenario(frames=500, bandwidth_cap_gbps=12.8)).overall
+    crowded = simulate(plan, Scenario(frames=500, corunners=(Corunner("other", fps=20.0, gbps=30.0, active_ms=25.0),))).overall
     assert slow.p50_ms > alone.p50_ms and capped.p50_ms > alone.p50_ms
     assert crowded.p99_ms > alone.p99_ms and crowded.p50_ms >= alone.p50_ms
-    assert alone == simulate(plan, Scenario(frames=500))
+    assert alone == simulate(plan, Scenario(frames=500)).overall
     assert alone.p50_ms <= alone.p90_ms <= alone.p99_ms <= alone.max_ms
 
 
 def test_scenario_files(tmp_path: Path):
     path = tmp_path / "s.yaml"
-    path.write_text(yaml.safe_dump({"name": "hot", "compute_scale": 0.8, "corunners": [{"name": "a", "gbps": 5.0, "duty": 0.2}]}))
+    path.write_text(yaml.safe_dump({"name": "hot", "compute_scale": 0.8, "corunners": [{"name": "a", "fps": 10.0, "gbps": 5.0, "bpu_ms": 2.0}]}))
     assert load_scenario(path).corunners[0].gbps == 5.0
     path.write_text("compute_scale: 1.5\n")
     with pytest.raises(ConfigError, match=r"'compute_scale' is 1\.5; rule: 0 < value <= 1"):
@@ -216,4 +219,74 @@ def test_attention_maps_stay_on_chip_head_by_head(tmp_path: Path, j6m):
 
 
 def test_operator_table_of_the_docs_is_current(project_root: Path):
-    assert operator_table() in (project_root / "docs" / "j6-model.md").read_text()
+    assert operator_table([load_chip(name) for name in known_chips()]) in (project_root / "docs" / "j6-model.md").read_text()
+
+
+def test_heads_follow_from_the_outputs_when_nobody_names_them(multitask: Path, j6m):
+    """What serves one head only is that head's, what serves several is shared."""
+    document = profile(compile_model(multitask, j6m))
+    assert set(document["by_head_ms"]) == {"det_head", "map_head", "occ_head", "shared", "host"}
+    assert {row["head"] for row in document["layers"] if row["module"].startswith("backbone")} == {"shared"}
+
+
+def test_layer_figures_agree_with_each_other(plan):
+    document = profile(plan)
+    for row in document["layers"]:
+        assert row["ddr_bytes"] == row["loaded_bytes"] + row["stored_bytes"]
+        assert row["utilization"] == pytest.approx(2 * row["macs"] / row["ms"] / 1e9 / 128, rel=1e-3, abs=1e-6)
+        assert sum(row["units"].values()) == pytest.approx(row["computing cost (no DDR)"], abs=1e-5)
+    for name in ("by_head_ms", "by_op_ms", "by_module_ms", "by_kind_ms"):
+        extra = document["host_ms"] if name == "by_head_ms" else 0.0
+        assert sum(document[name].values()) == pytest.approx(document["bpu_ms"] + extra, abs=1e-5)
+    data = document["summary"]["DDR access data"]
+    assert data["loaded bytes"] + data["stored bytes"] == document["ddr_bytes_per_frame"]
+    intervals = document["summary"]["interval info"]
+    moved = sum((e["ddr loading bandwidth (GB/s)"] + e["ddr storing bandwidth (GB/s)"]) * e["time (us)"] * 1e3 for e in intervals)
+    assert moved == pytest.approx(document["ddr_bytes_per_frame"], rel=1e-3)
+    assert all(0 <= e["computing unit utilization"] <= 1 + 1e-6 for e in intervals)
+
+
+def test_csv_has_a_row_a_layer(plan):
+    lines = layers_csv(profile(plan)).splitlines()
+    assert len(lines) == 1 + len(plan.blocks)
+    assert lines[0].startswith("model_hash,chip,profile_hash,block,layer,module,head,op,unit")
+
+
+def test_comparison_says_what_changed_in_a_layer(multitask: Path, j6m):
+    narrow, wide = (profile(compile_model(multitask, j6m, CompileOptions(optimize_level=level))) for level in ("O2", "O0"))
+    difference = compare(narrow, wide)
+    assert difference["latency_ms"] < 0
+    entry = next(row for row in difference["layers"] if row["layer"] == "/backbone/stem/Conv")
+    assert entry["changed"]["op"] == ["Conv", "Conv+Relu"]
+    assert any(row["only_in"] == "other" for row in difference["layers"])
+
+
+def test_suggestions_name_padding_head_dim_cpu_and_islands(tmp_path: Path, j6m):
+    net = Net(opset=21)
+    x = net.conv(net.input("x", (1, 64, 64, 64)), "narrow", 64, 24)
+    odd = net.op("Hardmax", [x], "odd")
+    net.conv(add_qdq(net, odd, "wide", np.int16), "after", 24, 64)
+    q, k = net.input("q", (1, 8, 512, 48)), net.input("k", (1, 8, 48, 512))
+    net.op("MatMul", [q, k], "scores")
+    plan = compile_model(net.save(tmp_path / "m.onnx", "after", "scores"), j6m)
+    changes = {entry["change"] for block in plan.blocks for entry in [finding.__dict__ for finding in findings(plan, block)]}
+    assert any("64 -> 24 channels fill" in change for change in changes)
+    assert any("multiple of 64" in change and "products of activations" in change for change in changes)
+    assert any("Hardmax runs on the CPU" in change for change in changes)
+    assert any("int16 activations" in change for change in changes)
+    ranked = suggestions(plan)
+    assert len(ranked) == 3 and [e["saves_ms"] for e in ranked] == sorted((e["saves_ms"] for e in ranked), reverse=True)
+    words = " ".join(findings_in_words(plan))
+    assert "largest: " in words and "on the CPU: Hardmax" in words and "no multiple of 16" in words
+
+
+def test_cores_share_a_frame_or_run_frames_of_their_own(tmp_path: Path):
+    net = Net()
+    net.conv(net.conv(net.input("x", (1, 64, 256, 256)), "c1", 64, 64), "c2", 64, 64)
+    path = net.save(tmp_path / "m.onnx", "c2")
+    one, four = (compile_model(path, load_chip("j6p"), CompileOptions(core_num=cores)) for cores in (1, 4))
+    (first, *_), (shared, *_) = one.blocks, four.blocks
+    assert (first.cores, shared.cores) == (1, 4)
+    assert shared.units[0][1] == pytest.approx(first.units[0][1] / 4, rel=1e-6)
+    assert shared.launch_ms == pytest.approx(2 * first.launch_ms)
+    assert fps_all_cores(one) > 1e3 / latency_ms(one)

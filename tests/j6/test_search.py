@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from pipeline.errors import ModelError
-from pipeline.j6.plan import CompileOptions, compile_model
+from pipeline.j6.compiler import CompileOptions, compile_model
 from pipeline.j6.search import DtypeSearch
 from tests.j6.conftest import Net
 
@@ -44,5 +45,17 @@ def test_an_island_pays_for_requantization(island: Path, j6m):
 
 
 def test_unknown_tensor_is_refused(island: Path, j6m):
-    with pytest.raises(ModelError, match="no tensor 'nope'"):
+    with pytest.raises(ModelError, match="no block touches a tensor 'nope'"):
         DtypeSearch(island, j6m).extra_ms({"nope": "int16"})
+
+
+def test_a_changed_layer_is_priced_like_a_new_compilation(island: Path, tmp_path: Path, j6m):
+    """Convolution c with 512 instead of 64 output channels."""
+    search = DtypeSearch(island, j6m)
+    weight, result = search.tensor("c.w"), search.tensor("c")
+    wider = {"c.w": replace(weight, shape=(512, 64, 3, 3)), "c": replace(result, shape=(1, 512, 32, 32))}
+    net = Net()
+    a = net.conv(net.input("x", (1, 64, 32, 32)), "a", 64, 64)
+    net.conv(net.op("Max", [a, net.conv(a, "b", 64, 64)], "sum"), "c", 64, 512)
+    other = DtypeSearch(net.save(tmp_path / "wide.onnx", "c"), j6m)
+    assert search.total_ms + search.extra_ms_of(wider) == pytest.approx(other.total_ms, rel=1e-6)
