@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -111,6 +112,86 @@ def test_single_mode_is_one_task(built_copy: Path, api: Servers) -> None:
     assert "| gate | Unchanged |  |" in artifacts(state)["dvc-stages"]
 
 
+def nobody_listens() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{probe.getsockname()[1]}"
+
+
+def test_mlflow_away_keeps_the_version_for_the_next_run(built_copy: Path, api: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+    from flows import retrain as module
+
+    with (built_copy / "params.yaml").open("a") as params:
+        params.write("tracking:\n  registered_model: waited\n")
+    with monkeypatch.context() as away:
+        away.setenv("MLFLOW_TRACKING_URI", nobody_listens())
+        away.setattr(module, "register", module.register.with_options(retries=0))
+        state, tasks = run_flow(built_copy)
+    assert (state.is_completed(), state.name) == (True, "Waiting")
+    assert tasks["champion"] == "Completed"  # away as well: compared with what the checkout knows
+    assert len(list((built_copy / ".services/outbox").glob("0001-*"))) == 1
+    params_file = built_copy / "params.yaml"
+    params_file.write_text(params_file.read_text().replace("steps: 20", "steps: 7"))
+    state, _ = run_flow(built_copy)
+    registration = state.result()
+    assert (registration.version, registration.sent, registration.created) == (2, (1,), True)
+    assert sorted(int(version.version) for version in versions(api.mlflow, "waited-j6m")) == [1, 2]
+    assert list((built_copy / ".services/outbox").glob("0001-*")) == []
+
+
+def test_unchanged_data_start_nothing_when_only_new_data_count(built_copy: Path, api: Servers) -> None:
+    state, tasks = run_flow(built_copy, register_model=False, only_on_new_data=True)
+    assert (state.name, tasks) == ("NoNewData", {})
+    params = built_copy / "params.yaml"
+    params.write_text(params.read_text().replace("seed: 0", "seed: 1"))
+    state, tasks = run_flow(built_copy, register_model=False, only_on_new_data=True)
+    assert state.is_completed(), state.message
+    assert tasks["dataset"] == tasks["train"] == "Completed"
+
+
+def test_registered_version_is_promoted_and_profiled_on_another_chip(built_copy: Path, api: Servers) -> None:
+    from flows.profile_model import profile_model
+    from flows.release import promote_model, rollback_model
+    from pipeline.config import load_config
+    from pipeline.paths import Paths
+    from pipeline.tracking.registration import register_release
+
+    with (built_copy / "params.yaml").open("a") as params:
+        params.write("tracking:\n  registered_model: profiled\n")
+    register_release(Paths(built_copy), load_config(built_copy / "params.yaml"))
+    state = promote_model(str(built_copy), return_state=True)
+    assert "| action | promote |" in artifacts(state)["release"]
+    with pytest.raises(BevError, match="nothing to roll back to"):
+        rollback_model(str(built_copy))
+    state = profile_model("champion", "j6e", str(built_copy), return_state=True)
+    figures = state.result()
+    assert (figures["chip"], figures["registered_version"], figures["logged_latency_ms"]) == ("j6e", 1, 8.75)
+    assert figures["latency_ms"] > 0
+    assert "latency_ms of" in artifacts(state)["profile-j6e"]
+
+
+def test_new_batch_is_judged_and_announced(api: Servers, project_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from flows import data as module
+    from tests.integration.chain import project, run_stages
+    from tests.integration.test_faults import TINY
+
+    config, paths = project(tmp_path, project_root / "params.yaml", TINY)
+    run_stages(["dataset"], config, paths)
+    events: list[str] = []
+    monkeypatch.setattr(module, "emit_event", lambda event, **_: events.append(event))
+    state = module.validate_data(str(paths.synthetic_dataroot), "v1.0-synthetic", str(tmp_path), return_state=True)
+    assert state.is_completed(), state.message
+    assert state.result()["passed"]
+    assert events == [module.VALIDATED_EVENT]
+    for image in paths.synthetic_dataroot.glob("samples/CAM_FRONT/*.jpg"):
+        image.write_bytes(image.read_bytes()[:100])
+    state = module.validate_data(str(paths.synthetic_dataroot), "v1.0-synthetic", str(tmp_path), return_state=True)
+    with pytest.raises(DataError, match="did not pass"):
+        state.result()
+    assert len(events) == 1
+    assert "validation-findings" in artifacts(state)
+
+
 @pytest.mark.parametrize(
     ("error", "expected"),
     [(ServiceError("MLflow at http://x: away"), True), (DataError("data/dataset.json: cut"), False), (KeyError("defect"), False)],
@@ -143,6 +224,8 @@ def test_deployments_reach_the_server_and_a_worker_runs_one(built_copy: Path, ap
     with get_client(sync_client=True) as client:
         nightly = client.read_deployment_by_name("retrain/nightly")
         assert {deployment.name for deployment in client.read_deployments()} >= {"nightly", "promote", "rollback"}
+        expected = [getattr(automation.trigger, "expect", set()) for automation in client.read_automations()]
+    assert {"bevj6.data.validated"} in expected  # the deployment on-new-data answers it
     assert nightly.schedules[0].schedule.cron == "0 2 * * *"
     assert nightly.schedules[0].schedule.timezone == "Europe/Berlin"
     assert nightly.global_concurrency_limit.limit == 1

@@ -1,0 +1,223 @@
+"""The servers for a team, natively: Postgres, S3, MLflow with authentication, Prefect and a worker, over the sample project.
+
+Every fault here has the same outcome: nothing is lost, nothing is there twice.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pipeline.champion import read_champion
+from pipeline.config import Config, load_config
+from pipeline.errors import ServiceError
+from pipeline.paths import Paths
+from pipeline.tracking.doctor import examine
+from pipeline.tracking.outbox import waiting
+from pipeline.tracking.registration import register_release
+from pipeline.tracking.registry import promote, release_history, rollback
+from tests.conftest import copy_sample_project
+from tests.integration.servers import Stack, stack, wait_until
+
+pytestmark = pytest.mark.integration
+
+MODEL = "bev-multitask-j6m"
+
+
+@pytest.fixture(scope="module")
+def up(project_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    folder = tmp_path_factory.mktemp("team")
+    with pytest.MonkeyPatch.context() as patch, stack(project_root, folder) as servers:
+        for name in ("MLFLOW_TRACKING_URI", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"):
+            patch.setenv(name, servers.environment[name])
+        yield servers
+
+
+@pytest.fixture(scope="module")
+def project(up: Stack, project_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The sample project with the flows and deployments of the real one. The tests of this file follow each other in it."""
+    folder = copy_sample_project(tmp_path_factory.mktemp("team-project") / "project")
+    shutil.copy(project_root / "prefect.yaml", folder)
+    shutil.copytree(project_root / "flows", folder / "flows", ignore=shutil.ignore_patterns("__pycache__"))
+    return folder
+
+
+def settings(project: Path) -> tuple[Paths, Config]:
+    return Paths(project), load_config(project / "params.yaml")
+
+
+def set_steps(project: Path, steps: int) -> None:
+    params = project / "params.yaml"
+    params.write_text("".join(f"  steps: {steps}\n" if "steps:" in line else line for line in params.read_text().splitlines(keepends=True)))
+
+
+def registered(up: Stack) -> dict[int, str]:
+    """{version: key} of the registered model."""
+    import mlflow
+
+    found = mlflow.MlflowClient(up.mlflow, up.mlflow).search_model_versions(f"name = '{MODEL}'")
+    return {int(version.version): version.tags["bevj6.lock_sha"] for version in sorted(found, key=lambda version: int(version.version))}
+
+
+def starts(project: Path, stage: str) -> int:
+    return (project / "starts").read_text().splitlines().count(stage)
+
+
+def working_in(folder: Path) -> list[str]:
+    """Commands of the live processes whose working directory is `folder`."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if (process / "cwd").readlink() == folder and (process / "stat").read_text().rsplit(")", 1)[1].split()[0] != "Z":
+                found.append((process / "cmdline").read_text().replace("\0", " "))
+        except OSError:  # ended, or not ours
+            continue
+    return found
+
+
+def test_doctor_finds_everything_reachable(up: Stack, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PREFECT_API_URL", up.prefect_api)
+    monkeypatch.setenv("MLFLOW_S3_ENDPOINT_URL", up.s3)
+    checks = {check.name: check for check in examine(project)}
+    for name in ("mlflow", "s3 (MLFLOW_S3_ENDPOINT_URL)", "prefect (PREFECT_API_URL)"):
+        assert checks[name].ok is True, checks[name]
+
+
+def test_wrong_password_is_refused_and_named(up: Stack, built_copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "wrong")
+    with pytest.raises(ServiceError, match="MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"):
+        register_release(*settings(built_copy))
+
+
+def test_worker_retrains_although_postgres_restarts_and_s3_stumbles(up: Stack, project: Path) -> None:
+    """Postgres is restarted while the training runs; then S3 is slow and refuses the first two files."""
+    up.start_worker(project)
+    (project / "hold-train").touch()
+    command = [sys.executable, "-m", "prefect", "deployment", "run", "retrain/nightly", "--watch", "--watch-interval", "1"]
+    watched = subprocess.Popen(command, cwd=project, env=up.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    wait_until(f"training ({up.log('worker')})", lambda: watched.poll() is None and (project / "hold-train.running").exists())
+    up.postgres.restart()
+    up.faults.errors, up.faults.delay_s = 2, 0.05
+    (project / "hold-train").unlink()
+    output, _ = watched.communicate(timeout=400)
+    assert "Completed" in output or "finished successfully" in output, output + up.log("worker") + up.log("prefect")
+    assert up.faults.served == 2
+    up.faults.delay_s = 0.0
+    assert list(registered(up)) == [1]
+    assert starts(project, "train") == 1
+
+
+def test_promotion_and_rollback_with_everything_on_the_servers(up: Stack, project: Path) -> None:
+    paths, config = settings(project)
+    up.run(project, "prefect", "deployment", "run", "promote/promote", "--watch", "--watch-interval", "1")
+    first = read_champion(paths, MODEL)
+    assert first is not None
+    assert first.version == 1
+    set_steps(project, 7)
+    subprocess.run([sys.executable, "-m", "dvc", "repro", "--quiet"], cwd=project, check=True, env=up.environment)
+    assert register_release(paths, config).version == 2
+    assert promote(paths, config).replaced == 1
+    assert rollback(paths, config, "from the server back to the first").version == 1
+    assert [(change.action, change.version) for change in release_history(paths, config)] == [("promote", 1), ("promote", 2), ("rollback", 1)]
+
+
+def test_s3_that_stays_broken_leaves_no_half_version(up: Stack, project: Path) -> None:
+    paths, config = settings(project)
+    before = registered(up)
+    set_steps(project, 8)
+    subprocess.run([sys.executable, "-m", "dvc", "repro", "--quiet"], cwd=project, check=True, env=up.environment)
+    up.faults.errors = 10_000
+    try:
+        with pytest.raises(ServiceError):
+            register_release(paths, config)
+    finally:
+        up.faults.errors = 0
+    assert registered(up) == before
+    done = register_release(paths, config)
+    assert (done.version, done.created) == (3, True)
+    assert promote(paths, config, 3).version == 3  # everything stored has the bytes that were logged
+
+
+def test_killed_worker_leaves_no_stage_and_the_next_run_goes_on(up: Stack, project: Path) -> None:
+    """SIGKILL for the worker and the flow it runs, in the middle of the training."""
+    before = registered(up)
+    set_steps(project, 9)
+    (project / "hold-train").touch()
+    (project / "hold-train.running").unlink(missing_ok=True)
+    up.run(project, "prefect", "deployment", "run", "retrain/nightly")
+    wait_until(f"training ({up.log('worker')})", lambda: (project / "hold-train.running").exists())
+    trained = starts(project, "train")
+    worker = up.processes["worker"]
+    for victim in (worker.pid, *children_of(worker.pid)):
+        os.kill(victim, signal.SIGKILL)
+    worker.wait()
+    up.processes.pop("worker")
+    wait_until("stage ends with its flow", lambda: not [command for command in working_in(project) if "work.py" in command], 30)
+    (project / "hold-train").unlink()
+    done = subprocess.run([sys.executable, "-m", "flows.retrain"], cwd=project, env=up.environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(registered(up)) == len(before) + 1
+    assert starts(project, "train") == trained + 1
+
+
+def children_of(pid: int) -> list[int]:
+    """Flow processes that a worker has started. What they started in their turn is for them to take along."""
+    listed = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [int(child) for child in listed]
+
+
+def test_two_flows_at_once_run_one_after_the_other(up: Stack, project: Path) -> None:
+    before = registered(up)
+    set_steps(project, 10)
+    (project / "hold-train").touch()
+    (project / "hold-train.running").unlink(missing_ok=True)
+    trained = starts(project, "train")
+    command = [sys.executable, "-m", "flows.retrain"]
+    first = subprocess.Popen(command, cwd=project, env=up.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    wait_until("training", lambda: first.poll() is None and (project / "hold-train.running").exists())
+    with (up.folder / "second.log").open("w") as log:
+        second = subprocess.Popen(command, cwd=project, env=up.environment, stdout=log, stderr=subprocess.STDOUT)
+    wait_until("the second flow waits", lambda: second.poll() is None and "waiting for it" in up.log("second"))
+    (project / "hold-train").unlink()
+    assert first.wait(300) == 0, first.stdout.read() if first.stdout else ""
+    assert second.wait(300) == 0, up.log("second")
+    assert "already registered" in up.log("second")
+    assert starts(project, "train") == trained + 1
+    assert len(registered(up)) == len(before) + 1
+
+
+def test_prefect_lost_in_the_middle_costs_no_finished_stage(up: Stack, project: Path) -> None:
+    """The last test: the Prefect server is killed while the training runs. What was finished stays, without Prefect the rest is one command away."""
+    paths, config = settings(project)
+    before = registered(up)
+    set_steps(project, 11)
+    (project / "hold-train").touch()
+    (project / "hold-train.running").unlink(missing_ok=True)
+    trained = starts(project, "train")
+    with (up.folder / "lost.log").open("w") as log:
+        flow = subprocess.Popen([sys.executable, "-m", "flows.retrain"], cwd=project, env=up.environment, stdout=log, stderr=subprocess.STDOUT)
+    wait_until("training", lambda: flow.poll() is None and (project / "hold-train.running").exists())
+    up.stop("prefect", signal.SIGKILL)
+    (project / "hold-train").unlink()
+    assert flow.wait(400) != 0
+    assert "Prefect" in up.log("lost")
+    wait_until("no stage is left", lambda: not [command for command in working_in(project) if "work.py" in command], 30)
+    subprocess.run([sys.executable, "-m", "dvc", "repro", "--quiet"], cwd=project, check=True, env=up.environment)
+    assert register_release(paths, config).created
+    assert list(waiting(paths, config)) == []
+    assert len(registered(up)) == len(before) + 1
+    assert starts(project, "train") - trained <= 2
+    again = time.monotonic()
+    done = subprocess.run([sys.executable, "-m", "flows.retrain"], cwd=project, env=up.environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 1
+    assert "Prefect" in done.stderr and "dvc repro" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert time.monotonic() - again < 200
