@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from pipeline.j6.cost import BlockCost
 
@@ -33,7 +34,7 @@ class Schedule:
     tasks: tuple[Task, ...]
     finish_ms: tuple[float, ...]
 
-    @property
+    @cached_property
     def makespan_ms(self) -> float:
         """End of the last task."""
         return max((task.end_ms for task in self.tasks), default=0.0)
