@@ -16,6 +16,10 @@ from pipeline.taxonomy import OCCUPANCY_CLASSES
 
 RESOLUTION_M = 0.1
 """Pixel size of the rasters. As in nuScenes map masks, pixel (row, column) lies at y = TILE_M / 2 - row * 0.1, x = column * 0.1 - TILE_M / 2."""
+HORIZON_M = 400.0
+"""The ground plane is a square that reaches this far from the tile's centre along both axes."""
+GROUND_PLANE_TRIANGLES = 2
+"""The plane's triangles are the first ones of every scene."""
 SIZE_PX = round(TILE_M / RESOLUTION_M)
 ROAD, LOT, WALK, TERRAIN = (OCCUPANCY_CLASSES.index(name) for name in ("driveable_surface", "other_flat", "sidewalk", "terrain"))
 
@@ -38,21 +42,34 @@ class Ground:
         inside = (column >= 0) & (column < SIZE_PX) & (row >= 0) & (row < SIZE_PX)
         return np.where(inside, self.labels[row.clip(0, SIZE_PX - 1), column.clip(0, SIZE_PX - 1)], np.uint8(TERRAIN))
 
-    def colour_at(self, x_m: Float32, y_m: Float32, footprint_m: Float32) -> Float32:
-        """Linear RGB (3,N) averaged over about `footprint_m` (N,) around ground points."""
-        colour = np.empty((3, len(x_m)), np.float32)
+    def colour_at(self, xy_m: Float32, step_m: Float32, footprint_m: Float32) -> Float32:
+        """Linear RGB (3,N) averaged over about `footprint_m` (N,) around ground points (2,N).
+
+        Where `step_m` (2,N) is not zero, it is also averaged over the points one step before and after.
+        """
+        colour = np.empty((3, len(footprint_m)), np.float32)
         level = np.clip(np.log2(np.maximum(footprint_m, 1e-6) / RESOLUTION_M) + 0.5, 0, _LEVELS - 1).astype(np.int8)
-        for k, image in enumerate(self.texture):
-            index = np.flatnonzero(level == k)
+        # Twice the level, plus one for points with a single tap.
+        kind = 2 * level + (step_m == 0.0).all(axis=0)
+        for k in range(2 * _LEVELS):
+            index = np.flatnonzero(kind == k)
             if len(index):
-                pixel = np.float32(RESOLUTION_M * 2**k)
-                # Level k averages 2^k pixels, so its pixel centres lie (2^k - 1) / 2 fine pixels further in.
-                inset = np.float32(0.5 * (1.0 - 0.5**k))
-                column = (x_m[index] + np.float32(0.5 * TILE_M)) / pixel - inset
-                row = (np.float32(0.5 * TILE_M) - y_m[index]) / pixel - inset
-                colour[:, index] = _bilinear(image, column, row).T
-        colour *= np.float32(1.0 / 255.0)
-        return np.square(colour, out=colour)
+                xy, step = xy_m.take(index, axis=1), step_m.take(index, axis=1)
+                taps = xy[:, None] if k % 2 else np.stack([xy - step, xy, xy + step], axis=1)
+                mean = np.square(self._texture_at(taps, k // 2), dtype=np.float32).mean(axis=0).T
+                for row, values in zip(colour, mean, strict=True):
+                    row[index] = values
+        colour *= np.float32(1.0 / 255.0**2)
+        return colour
+
+    def _texture_at(self, xy_m: Float32, level: int) -> NDArray[np.uint8]:
+        """Interpolated texture (...,3) at ground points (2,...)."""
+        pixel = RESOLUTION_M * 2**level
+        # Level k averages 2^k pixels, so its pixel centres lie (2^k - 1) / 2 fine pixels further in.
+        first = np.float32(0.5 * TILE_M / pixel - 0.5 * (1.0 - 0.5**level))
+        scale = np.float32(1.0 / pixel)
+        colours = _bilinear(self.texture[level], (first + xy_m[0] * scale).ravel(), (first - xy_m[1] * scale).ravel())
+        return colours.reshape(*xy_m.shape[1:], 3)
 
 
 def _bilinear(image: NDArray[np.uint8], column: Float32, row: Float32) -> NDArray[np.uint8]:
@@ -100,7 +117,7 @@ def fill(image: NDArray[np.uint8], outlines: list[Float], value: int, smooth: bo
 
 @lru_cache(maxsize=1)
 def _noise() -> NDArray[np.uint8]:
-    """Mottling of mean 128 over the tile, the same for all scenes: fine grain and blotches of up to 6 m."""
+    """Mottling of mean 128, the same for all scenes: fine grain and blotches of up to 6 m. It repeats every 1024 px and leaves room for a shift."""
     rng = np.random.default_rng(20240607)
     total = np.zeros((1024, 1024), np.float32)
     for size, weight in ((16, 14.0), (64, 11.0), (256, 9.0), (1024, 12.0)):
@@ -110,12 +127,12 @@ def _noise() -> NDArray[np.uint8]:
         enlarged = cv2.resize(cells, None, fx=scale, fy=scale, interpolation=cv2.INTER_CUBIC)
         total += weight * enlarged[2 * scale : -2 * scale, 2 * scale : -2 * scale]
     tile = np.clip(total + 128.0, 40, 216).astype(np.uint8)
-    return np.tile(tile, (2, 2))
+    return np.tile(tile, (3, 3))
 
 
 def _surface(labels: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.uint8]:
     """Unpainted surfaces (H,W,3): asphalt, concrete or brick, lots, grass or soil."""
-    table = np.zeros((256, 1, 3), np.uint8)
+    table = np.zeros((3, 256), np.uint8)
     grey = float(rng.uniform(0.22, 0.34))
     walks = ((0.56, 0.55, 0.52), (0.6, 0.56, 0.5), (0.52, 0.4, 0.34), (0.48, 0.48, 0.5))
     greens = ((0.3, 0.38, 0.2), (0.36, 0.42, 0.22), (0.45, 0.4, 0.28), (0.33, 0.36, 0.24))
@@ -126,11 +143,10 @@ def _surface(labels: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.
         TERRAIN: greens[int(rng.integers(len(greens)))],
     }
     for label, colour in colours.items():
-        table[label, 0] = np.clip(255.0 * np.array(colour) * rng.uniform(0.92, 1.08), 0, 255)
-    image = np.asarray(cv2.LUT(cv2.merge([labels] * 3), table), np.uint8)
-    shift = rng.integers(0, 1024, 2)
-    noise = np.roll(_noise(), shift, axis=(0, 1))[:SIZE_PX, :SIZE_PX]
-    cv2.multiply(image, cv2.merge([noise] * 3), dst=image, scale=1.0 / 128.0)
+        table[:, label] = np.clip(255.0 * np.array(colour) * rng.uniform(0.92, 1.08), 0, 255)
+    row, column = (-rng.integers(0, 1024, 2) % 1024).tolist()
+    noise = _noise()[row : row + SIZE_PX, column : column + SIZE_PX]
+    image = np.asarray(cv2.merge([cv2.multiply(cv2.LUT(labels, channel), noise, scale=1.0 / 128.0) for channel in table]), np.uint8)
     spacing = int(rng.integers(9, 18))
     for joints in (np.s_[::spacing, :], np.s_[:, ::spacing]):
         image[joints] = np.where((labels[joints] == WALK)[..., None], image[joints] * 0.8, image[joints]).astype(np.uint8)
@@ -151,9 +167,16 @@ def _paint(image: NDArray[np.uint8], plan: Layout, rng: np.random.Generator) -> 
     fill(white, zebra(plan), 255, smooth=True)
     wear = float(rng.uniform(0.7, 0.95))
     for alpha, colour in ((white, (0.9, 0.9, 0.88)), (yellow, (0.85, 0.62, 0.15))):
-        columns, rows = np.squeeze(cv2.findNonZero(alpha), axis=1).T
+        rows, columns = _nonzero(alpha)
         share = (alpha[rows, columns] * (wear * _noise()[rows, columns] / 128.0)).clip(0, 255)[:, None] / 255.0
         image[rows, columns] = (image[rows, columns] * (1.0 - share) + 255.0 * np.array(colour) * share).astype(np.uint8)
+
+
+def _nonzero(image: NDArray[np.uint8]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Rows and columns of the pixels of a mostly black raster that are not black, row by row."""
+    words = np.flatnonzero(image.view(np.uint64).ravel())
+    pixels = (words[:, None] * 8 + np.arange(8)).ravel()
+    return np.divmod(pixels[image.ravel()[pixels] > 0], image.shape[1])
 
 
 def _line(points: Float, offset_m: float) -> Float:

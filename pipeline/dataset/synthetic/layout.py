@@ -230,8 +230,8 @@ def _through_road(rng: np.random.Generator, kind: str) -> tuple[list[Road], list
 
 def _centred(path: ArcPath) -> ArcPath:
     """The curve moved so that its middle lies on the tile's centre."""
-    x, y, _ = path.pose(0.5 * path.length_m)[0]
-    return ArcPath((path.start[0] - float(x), path.start[1] - float(y), path.start[2]), path.lengths_m, path.curvatures)
+    x, y = path.point_at(0.5 * path.length_m)
+    return ArcPath((path.start[0] - x, path.start[1] - y, path.start[2]), path.lengths_m, path.curvatures)
 
 
 def _junction(rng: np.random.Generator, arms: int) -> tuple[list[Road], list[Crossing], Float, list[Band]]:

@@ -11,7 +11,7 @@ from shapely.geometry import Polygon
 from shapely.geometry.polygon import orient
 
 from pipeline.dataset.synthetic.layout import Layout, Road
-from pipeline.dataset.synthetic.paths2d import ArcPath, Float
+from pipeline.dataset.synthetic.paths2d import ArcPath, Float, Pose
 
 LAYERS = (
     "polygon", "line", "node", "drivable_area", "road_segment", "road_block", "lane", "ped_crossing", "walkway", "stop_line", "carpark_area",
@@ -58,12 +58,15 @@ class _Writer:
         """Add a line (N,2)."""
         return self.add("line", node_tokens=self._nodes(points))
 
+    def _map_pose(self, pose: Pose) -> list[float]:
+        x, y, yaw = pose
+        return [x + float(self._offset[0]), y + float(self._offset[1]), (yaw + np.pi) % (2.0 * np.pi) - np.pi]
+
     def lane_path(self, token: str, path: ArcPath) -> None:
         """Add the centre line of a lane as arc-line paths, one for each piece of constant curvature."""
         pieces, along = [], 0.0
         for length, curvature in zip(path.lengths_m, path.curvatures, strict=True):
-            start, end = path.pose(along)[0], path.pose(along + length)[0]
-            start, end = (np.array([*(pose[:2] + self._offset), (pose[2] + np.pi) % (2 * np.pi) - np.pi]).tolist() for pose in (start, end))
+            start, end = (self._map_pose(path.pose_at(s)) for s in (along, along + length))
             straight = abs(curvature) < 1e-6
             pieces.append(
                 {

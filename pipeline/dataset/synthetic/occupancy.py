@@ -6,6 +6,7 @@ import io
 import zipfile
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from pipeline.dataset.synthetic.ground import Ground
 from pipeline.dataset.synthetic.mesh import Float32, Material, Mesh
 from pipeline.dataset.synthetic.paths2d import Float
-from pipeline.dataset.synthetic.rig import LIDAR_ELEVATION_DEG, Camera, Rig
+from pipeline.dataset.synthetic.rig import LIDAR_ELEVATION_DEG, Camera, Rig, about, matrix, usual_camera
 from pipeline.dataset.synthetic.world import Instant, World
 from pipeline.taxonomy import OCCUPANCY_FREE
 
@@ -21,6 +22,8 @@ GRID_SHAPE = (200, 200, 16)
 GRID_ORIGIN_M = np.array([-40.0, -40.0, -1.0])
 VOXEL_M = 0.4
 
+_EGO2GRID = np.vstack([np.eye(3) / VOXEL_M, -GRID_ORIGIN_M / VOXEL_M]).T
+"""(3,4): ego-frame points to positions in voxels from the grid's corner."""
 _POINT_SPACING_M = 0.2
 _GROUND_LAYER = 2
 """z index of the voxels from -0.2 to 0.2 m."""
@@ -29,26 +32,39 @@ _REACH_M = 75.0
 
 @dataclass(frozen=True)
 class Surfaces:
-    """Points on the scene's surfaces: standing ones (P,3) in the tile frame with labels (P,), and each mover's in its own frame."""
+    """Points on the scene's surfaces (4,P), homogeneous, with labels (P,): first `standing` ones in the tile frame, then each mover's in its own.
+
+    `movers` says which of the points belong to each mover.
+    """
 
     points: Float32
     labels: NDArray[np.uint8]
-    movers: dict[int, Float32]
+    standing: slice
+    movers: dict[int, slice]
 
 
 def sample_surfaces(world: World, centre_m: Float) -> Surfaces:
     """Points about 0.2 m apart on everything but the ground, up to the grid's top and within 75 m of `centre_m` (2,)."""
     static = world.mesh.triangles[: world.static_count]
-    middle = static.mean(axis=1)
-    near = np.linalg.norm(middle[:, :2] - centre_m, axis=1) < _REACH_M + 15.0
-    low = static[:, :, 2].min(axis=1) < GRID_ORIGIN_M[2] + GRID_SHAPE[2] * VOXEL_M
+    top_m = GRID_ORIGIN_M[2] + GRID_SHAPE[2] * VOXEL_M
+    middle = static.mean(axis=1)[:, :2]
+    reach = np.linalg.norm(static[:, :, :2] - middle[:, None], axis=2).max(axis=1)
+    near = np.linalg.norm(middle - centre_m, axis=1) < _REACH_M + reach
+    low = static[:, :, 2].min(axis=1) < top_m
     solid = world.mesh.materials[: world.static_count] != Material.GROUND
     chosen = np.flatnonzero(near & low & solid)
     part = Mesh(*(getattr(world.mesh, name)[chosen] for name in ("triangles", "colours", "materials", "labels")))
     points, triangle = part.surface_points(_POINT_SPACING_M)
-    keep = (points[:, 2] < GRID_ORIGIN_M[2] + GRID_SHAPE[2] * VOXEL_M) & (np.linalg.norm(points[:, :2] - centre_m, axis=1) < _REACH_M)
-    movers = {k: world.actors[k].shape.mesh.surface_points(_POINT_SPACING_M)[0] for k in world.movers}
-    return Surfaces(points[keep], part.labels[triangle[keep]], movers)
+    x, y, z = points.T
+    keep = np.flatnonzero((z < top_m) & (np.hypot(x - np.float32(centre_m[0]), y - np.float32(centre_m[1])) < _REACH_M))
+    bodies = [world.actors[k].shape.mesh for k in world.movers]
+    parts = [points.T.take(keep, axis=1), *(body.surface_points(_POINT_SPACING_M)[0].T for body in bodies)]
+    counts = [part.shape[1] for part in parts]
+    homogeneous = np.ones((4, sum(counts)), np.float32)
+    np.concatenate(parts, axis=1, out=homogeneous[:3])
+    labels = np.concatenate([part.labels[triangle[keep]], np.repeat([body.labels[0] for body in bodies], counts[1:]).astype(np.uint8)])
+    slices = [slice(*ends) for ends in pairwise(np.cumsum([0, *counts]).tolist())]
+    return Surfaces(homogeneous, labels, slices[0], dict(zip(world.movers, slices[1:], strict=True)))
 
 
 def voxelize(world: World, surfaces: Surfaces, instant: Instant, ego2tile: Float) -> NDArray[np.uint8]:
@@ -58,12 +74,17 @@ def voxelize(world: World, surfaces: Surfaces, instant: Instant, ego2tile: Float
     """
     semantics = np.full(GRID_SHAPE, OCCUPANCY_FREE, np.uint8)
     semantics[:, :, _GROUND_LAYER] = _ground_layer(world.ground, ego2tile)
-    _stamp(semantics, surfaces.points, surfaces.labels, ego2tile)
-    for k, points in surfaces.movers.items():
-        x, y, z, yaw = instant.poses[k]
-        c, s = np.cos(yaw), np.sin(yaw)
-        moved = points @ np.array([[c, s, 0], [-s, c, 0], [0, 0, 1]], np.float32) + np.array([x, y, z], np.float32)
-        _stamp(semantics, moved, world.actors[k].shape.mesh.labels[:1], ego2tile)
+    tile2grid = _EGO2GRID @ np.linalg.inv(ego2tile)
+    cells = np.empty((3, surfaces.points.shape[1]), np.float32)
+    np.matmul(tile2grid.astype(np.float32), surfaces.points[:, surfaces.standing], out=cells[:, surfaces.standing])
+    for k, part in surfaces.movers.items():
+        x, y, z, yaw = instant.poses[k].tolist()
+        mover2grid = tile2grid @ matrix(about("z", yaw), (x, y, z))
+        np.matmul(mover2grid.astype(np.float32), surfaces.points[:, part], out=cells[:, part])
+    index, inside = _cells(cells)
+    kept = np.flatnonzero(inside)
+    x, y, z = index.take(kept, axis=1)
+    semantics.ravel()[(x * GRID_SHAPE[1] + y) * GRID_SHAPE[2] + z] = surfaces.labels[kept]
     return semantics
 
 
@@ -74,21 +95,18 @@ def _ground_layer(ground: Ground, ego2tile: Float) -> NDArray[np.uint8]:
     return ground.label_at(np.stack([c * x - s * y + tile[0], s * x + c * y + tile[1]], axis=-1).reshape(-1, 2)).reshape(GRID_SHAPE[:2])
 
 
-def _stamp(semantics: NDArray[np.uint8], points: Float32, labels: NDArray[np.uint8], ego2tile: Float) -> None:
-    """Write labels (P,) or (1,) into the voxels of tile-frame points (P,3), in place."""
-    local = (points - ego2tile[:3, 3].astype(np.float32)) @ ego2tile[:3, :3].astype(np.float32)
-    index, inside = voxel_index(local)
-    kept = np.flatnonzero(inside)
-    x, y, z = index.take(kept, axis=0).T
-    semantics.ravel()[(x * GRID_SHAPE[1] + y) * GRID_SHAPE[2] + z] = labels if len(labels) == 1 else labels[kept]
-
-
 def voxel_index(points_m: NDArray[np.floating]) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
     """Voxel indices (N,3) of ego-frame points (N,3) and whether each lies inside the grid (N,)."""
-    index = np.floor((points_m - GRID_ORIGIN_M.astype(np.float32)) * np.float32(1.0 / VOXEL_M)).astype(np.int32)
-    x, y, z = index.T
+    index, inside = _cells(((points_m - GRID_ORIGIN_M.astype(np.float32)) * np.float32(1.0 / VOXEL_M)).T)
+    return index.T, inside
+
+
+def _cells(position: NDArray[np.floating]) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
+    """Voxel indices (3,N) of positions (3,N) in voxels from the grid's corner, and whether each lies inside (N,)."""
+    index = np.floor(position, out=position).astype(np.int32)
     # One comparison tests both ends: as unsigned numbers, negative indices are huge.
-    return index, (x.view(np.uint32) < GRID_SHAPE[0]) & (y.view(np.uint32) < GRID_SHAPE[1]) & (z.view(np.uint32) < GRID_SHAPE[2])
+    x, y, z = (axis < size for axis, size in zip(index.view(np.uint32), GRID_SHAPE, strict=True))
+    return index, x & y & z
 
 
 @lru_cache(maxsize=1)
@@ -99,37 +117,55 @@ def voxel_centres() -> Float32:
 
 
 class CameraMask:
-    """Which voxels the cameras see. Candidates are found once, with a margin for calibration spread and the ego's motion within a sweep."""
+    """Which voxels the cameras of a rig see, key frame by key frame."""
 
     def __init__(self, rig: Rig) -> None:
-        self._candidates: dict[str, tuple[NDArray[np.int32], Float32]] = {}
-        centres = voxel_centres()
-        for channel, camera in rig.cameras.items():
-            u, v, depth, _ = _project(centres, camera, np.linalg.inv(camera.mount.sensor2ego))
-            margin = 0.1 * camera.width
-            near = (depth > 0.1) & (u > -margin) & (u < camera.width + margin) & (v > -margin) & (v < camera.height + margin)
-            index = np.flatnonzero(near).astype(np.int32)
-            self._candidates[channel] = index, centres.take(index, axis=1)
+        self._rig = rig
 
-    def see(self, mask: NDArray[np.uint8], semantics: NDArray[np.uint8], channel: str, camera: Camera, ego2camera: Float, range_m: Float32) -> None:
+    def see(self, mask: NDArray[np.uint8], semantics: NDArray[np.uint8], channel: str, ego2camera: Float, range_m: Float32) -> None:
         """Mark in `mask` the voxels that `channel` sees: their centre lies before the surface in its pixel (by range image (H,W)), or in it."""
-        index, centres = self._candidates[channel]
-        u, v, depth, distance = _project(centres, camera, ego2camera)
-        column, row = np.rint(u).astype(np.int32), np.rint(v).astype(np.int32)
-        inside = np.flatnonzero((depth > 0.1) & (column >= 0) & (column < camera.width) & (row >= 0) & (row < camera.height))
-        index, distance = index[inside], distance[inside]
+        camera = self._rig.cameras[channel]
+        index, centres, squares = _candidates(channel, camera.width, camera.height)
+        row, column, in_image, excess = _project(centres, camera, ego2camera)
+        inside = np.flatnonzero(in_image)
+        index = index[inside]
+        reach = range_m.ravel()[row[inside] * camera.width + column[inside]]
         # A surface lies up to half a voxel's diagonal before the centre of its voxel.
-        slack = np.where(semantics.ravel()[index] != OCCUPANCY_FREE, np.float32(0.87 * VOXEL_M), np.float32(0.0))
-        seen = distance <= range_m.ravel()[row[inside] * camera.width + column[inside]] + slack
-        mask.ravel()[index[seen]] = 1
+        reach += (semantics.ravel()[index] != OCCUPANCY_FREE) * np.float32(0.87 * VOXEL_M)
+        mask.ravel()[index[excess[inside] + squares[inside] <= reach * reach]] = 1
 
 
-def _project(points: Float32, camera: Camera, ego2camera: Float) -> tuple[Float32, Float32, Float32, Float32]:
-    """Pixel coordinates u, v, depth and distance (N,) of ego-frame points (3,N)."""
-    x, y, depth = ego2camera[:3, :3].astype(np.float32) @ points + ego2camera[:3, 3:].astype(np.float32)
-    safe = np.maximum(depth, np.float32(1e-3))
-    k = camera.intrinsics.astype(np.float32)
-    return k[0, 0] * x / safe + k[0, 2], k[1, 1] * y / safe + k[1, 2], depth, np.sqrt(x * x + y * y + depth * depth)
+_MARGIN = 0.2
+"""Share of the image width that covers the spread of the calibration and the ego's motion within a sweep."""
+
+
+@lru_cache(maxsize=12)
+def _candidates(channel: str, width: int, height: int) -> tuple[NDArray[np.int32], Float32, Float32]:
+    """Voxels that a camera may see: flat indices (M,), homogeneous ego-frame centres (4,M), squared distances (M,) of these from the ego origin."""
+    camera = usual_camera(channel, width, height)
+    centres = np.vstack([voxel_centres(), np.ones((1, voxel_centres().shape[1]), np.float32)])
+    x, y, depth = (camera.intrinsics @ np.linalg.inv(camera.mount.sensor2ego)[:3]).astype(np.float32) @ centres
+    margin = _MARGIN * width
+    near = (depth > 0.0) & (x > -margin * depth) & (x < (width + margin) * depth) & (y > -margin * depth) & (y < (height + margin) * depth)
+    index = np.flatnonzero(near).astype(np.int32)
+    chosen = centres.take(index, axis=1)
+    return index, chosen, np.square(chosen[:3]).sum(axis=0)
+
+
+def _project(
+    centres: Float32, camera: Camera, ego2camera: Float
+) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.bool_], Float32]:
+    """Pixel row and column (M,) of ego-frame points (4,M), whether they lie in the image, and by how much their squared distance from the camera
+    exceeds that from the ego origin."""
+    position = -ego2camera[:3, :3].T @ ego2camera[:3, 3]
+    rows = np.vstack([camera.intrinsics @ ego2camera[:3], [[*(-2.0 * position), position @ position]]])
+    # Half a pixel more makes cutting the decimals round, one more keeps it away from zero, where cutting would round up.
+    rows[:2] += 1.5 * rows[2]
+    x, y, depth, excess = rows.astype(np.float32) @ centres
+    inverse = np.float32(1.0) / np.maximum(depth, np.float32(1e-3))
+    column, row = (x * inverse).astype(np.int32) - 1, (y * inverse).astype(np.int32) - 1
+    inside = (depth > 0.1) & (column.view(np.uint32) < camera.width) & (row.view(np.uint32) < camera.height)
+    return row, column, inside, excess
 
 
 class LidarMask:

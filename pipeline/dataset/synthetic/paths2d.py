@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_right
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -10,17 +12,29 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 Float = NDArray[np.float64]
+Pose = tuple[float, float, float]
 
 _ARC_STEP_M = 1.5
 _LINE_STEP_M = 25.0
 
 
+def _step(pose: Pose, length_m: float, curvature: float) -> Pose:
+    """`_advance` for one pose."""
+    half = 0.5 * length_m * curvature
+    chord = length_m * math.sin(half) / half if half else length_m
+    return pose[0] + chord * math.cos(pose[2] + half), pose[1] + chord * math.sin(pose[2] + half), pose[2] + 2.0 * half
+
+
 def _advance(pose: Float, length_m: Float | float, curvature: Float | float) -> Float:
     """Poses (N,3) reached from `pose` (N,3) or (3,) after `length_m` on a circle of signed `curvature` (1/m, left positive)."""
-    turn = np.asarray(length_m * curvature)
+    turn = length_m * curvature
     chord = length_m * np.sinc(turn / (2.0 * np.pi))
     heading = pose[..., 2] + 0.5 * turn
-    return np.stack([pose[..., 0] + chord * np.cos(heading), pose[..., 1] + chord * np.sin(heading), pose[..., 2] + turn], axis=-1)
+    reached = np.empty((*heading.shape, 3))
+    reached[..., 0] = pose[..., 0] + chord * np.cos(heading)
+    reached[..., 1] = pose[..., 1] + chord * np.sin(heading)
+    reached[..., 2] = pose[..., 2] + turn
+    return reached
 
 
 @dataclass(frozen=True)
@@ -30,40 +44,62 @@ class ArcPath:
     `lengths_m` and `curvatures` (1/m, left positive) have one entry a piece. Positions s outside [0, length_m] continue the end pieces.
     """
 
-    start: tuple[float, float, float]
+    start: Pose
     lengths_m: tuple[float, ...]
     curvatures: tuple[float, ...]
 
     @cached_property
-    def _knots(self) -> tuple[Float, Float]:
-        """Start pose of each piece (P,3) and cumulated lengths (P+1,)."""
-        poses = [np.array(self.start, float)]
+    def _pieces(self) -> tuple[list[Pose], list[float]]:
+        """Start poses of the P pieces and the end pose, and the arc lengths (P+1) there."""
+        poses, cumulated = [self.start], [0.0]
         for length, curvature in zip(self.lengths_m, self.curvatures, strict=True):
-            poses.append(_advance(poses[-1], length, curvature))
-        return np.array(poses), np.concatenate([[0.0], np.cumsum(self.lengths_m)])
+            poses.append(_step(poses[-1], length, curvature))
+            cumulated.append(cumulated[-1] + length)
+        return poses, cumulated
+
+    @cached_property
+    def _knots(self) -> tuple[Float, Float, Float]:
+        """`_pieces` as arrays (P+1,3) and (P+1,), and the curvatures (P,)."""
+        poses, cumulated = self._pieces
+        return np.array(poses), np.array(cumulated), np.array(self.curvatures)
 
     @property
     def length_m(self) -> float:
         """Total length."""
-        return float(self._knots[1][-1])
+        return self._pieces[1][-1]
 
     @property
-    def end(self) -> tuple[float, float, float]:
+    def end(self) -> Pose:
         """Pose (x, y, yaw) at the end."""
-        x, y, yaw = self._knots[0][-1]
-        return float(x), float(y), float(yaw)
+        return self._pieces[0][-1]
+
+    def pose_at(self, s_m: float) -> Pose:
+        """Pose (x, y, yaw) at one arc length."""
+        poses, cumulated = self._pieces
+        piece = min(max(bisect_right(cumulated, s_m) - 1, 0), len(self.lengths_m) - 1)
+        return _step(poses[piece], s_m - cumulated[piece], self.curvatures[piece])
+
+    def point_at(self, s_m: float, offset_m: float = 0.0) -> tuple[float, float]:
+        """The point at one arc length, shifted by `offset_m` to the left of the direction of travel."""
+        x, y, yaw = self.pose_at(s_m)
+        return x - offset_m * math.sin(yaw), y + offset_m * math.cos(yaw)
 
     def pose(self, s_m: ArrayLike) -> Float:
         """Poses (N,3) = x, y, yaw at the arc lengths `s_m` (N,)."""
         s = np.atleast_1d(np.asarray(s_m, float))
-        poses, cumulated = self._knots
-        piece = np.clip(np.searchsorted(cumulated, s, side="right") - 1, 0, len(self.lengths_m) - 1)
-        return _advance(poses[piece], s - cumulated[piece], np.array(self.curvatures)[piece])
+        poses, cumulated, curvatures = self._knots
+        # Searching the inner knots only: what lies before the first or beyond the last piece belongs to it.
+        piece = np.searchsorted(cumulated[1:-1], s, side="right")
+        return _advance(poses[piece], s - cumulated[piece], curvatures[piece])
 
     def points(self, s_m: ArrayLike, offset_m: ArrayLike = 0.0) -> Float:
         """Points (N,2) at arc lengths `s_m`, shifted by `offset_m` to the left of the direction of travel."""
         pose = self.pose(s_m)
-        return pose[:, :2] + np.asarray(offset_m, float)[..., None] * np.stack([-np.sin(pose[:, 2]), np.cos(pose[:, 2])], axis=1)
+        points, yaw = pose[:, :2], pose[:, 2]
+        offset = np.asarray(offset_m, float)
+        points[:, 0] -= offset * np.sin(yaw)
+        points[:, 1] += offset * np.cos(yaw)
+        return points
 
     def stations(self, start_m: float = 0.0, stop_m: float | None = None) -> Float:
         """Arc lengths from `start_m` to `stop_m` dense enough to draw the curve: every 1.5 m on arcs, every 25 m on lines."""
@@ -83,10 +119,10 @@ class ArcPath:
 
     def offset(self, offset_m: float) -> ArcPath:
         """The parallel curve `offset_m` to the left (radii must stay positive)."""
-        x, y = self.points(0.0, offset_m)[0]
+        x, y = self.point_at(0.0, offset_m)
         scale = [1.0 - k * offset_m for k in self.curvatures]
         lengths = tuple(length * f for length, f in zip(self.lengths_m, scale, strict=True))
-        return ArcPath((float(x), float(y), self.start[2]), lengths, tuple(k / f for k, f in zip(self.curvatures, scale, strict=True)))
+        return ArcPath((x, y, self.start[2]), lengths, tuple(k / f for k, f in zip(self.curvatures, scale, strict=True)))
 
     def reversed(self) -> ArcPath:
         """The same curve travelled backwards."""
@@ -99,15 +135,14 @@ class ArcPath:
 
     def section(self, start_m: float, stop_m: float) -> ArcPath:
         """The part between two arc lengths."""
-        x, y, yaw = self.pose(start_m)[0]
-        _, cumulated = self._knots
+        cumulated = self._knots[1]
         low, high = np.clip(cumulated[:-1], start_m, stop_m), np.clip(cumulated[1:], start_m, stop_m)
         keep = [i for i in range(len(low)) if high[i] - low[i] > 1e-9]
         lengths, curvatures = tuple(float(high[i] - low[i]) for i in keep), tuple(self.curvatures[i] for i in keep)
-        return ArcPath((float(x), float(y), float(yaw)), lengths, curvatures)
+        return ArcPath(self.pose_at(start_m), lengths, curvatures)
 
 
-def turn_between(start: tuple[float, float, float], end: tuple[float, float, float]) -> ArcPath:
+def turn_between(start: Pose, end: Pose) -> ArcPath:
     """Line, arc, line from pose `start` to pose `end` (x, y, yaw), with the largest radius that fits.
 
     The tangents must meet ahead of `start` and behind `end`, or be the same straight line.

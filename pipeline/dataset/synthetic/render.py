@@ -13,11 +13,12 @@ from pipeline.dataset.synthetic.ground import RESOLUTION_M
 from pipeline.dataset.synthetic.mesh import Float32, Material
 from pipeline.dataset.synthetic.paths2d import Float
 from pipeline.dataset.synthetic.rig import Camera
-from pipeline.dataset.synthetic.world import Hits, Instant, World
+from pipeline.dataset.synthetic.world import Hits, Instant, View, World
 
 # Sub-pixel positions (columns, rows) of the extra rays that smooth edges.
 _SUBPIXELS = ((0.3, -0.3), (-0.3, 0.3))
 _DEPTH_JUMP = 0.15
+_SKY = len(Material)
 
 
 @dataclass(frozen=True)
@@ -68,20 +69,22 @@ def render(world: World, instant: Instant, light: Light, camera: Camera, camera2
     rotation = camera2tile[:3, :3].astype(np.float32)
     rays = camera.rays
     directions = rays @ rotation.T
-    focal = float(camera.intrinsics[0, 0])
-    shader = _Shader(world, instant, light, camera2tile[:3, 3], focal)
-    hits = world.cast(instant, shader.origin, directions)
+    focal, origin = float(camera.intrinsics[0, 0]), camera2tile[:3, 3]
+    view = View.around(origin, directions)
+    near = world.near(instant, view, directions)
+    hits = world.cast(instant, origin, directions, near)
+    shader = _Shader(world, instant, light, view, focal)
     colour = shader.radiance(directions, hits)
     shape = (camera.height, camera.width)
     edges = np.flatnonzero(_silhouettes(hits.range_m.reshape(shape)))
     shifts = np.array([(column, row, 0.0) for column, row in _SUBPIXELS], np.float32) / np.float32(focal) @ rotation.T
     moved = (directions[edges] + shifts[:, None] * rays[edges, 2:]).reshape(-1, 3)
     moved /= np.sqrt(np.einsum("ij,ij->i", moved, moved))[:, None]
-    extra = shader.radiance(moved, world.cast(instant, shader.origin, moved)).reshape(3, len(_SUBPIXELS), -1)
+    extra = shader.radiance(moved, world.cast(instant, origin, moved)).reshape(3, len(_SUBPIXELS), -1)
     colour[:, edges] = (colour[:, edges] + extra.sum(axis=1)) * np.float32(1.0 / (1 + len(_SUBPIXELS)))
     instance = np.where(hits.triangle >= 0, world.instance[hits.triangle], -1)
     visible = np.bincount(instance[instance >= 0], minlength=len(world.actors))
-    silhouettes = visible + world.hidden(instant, shader.origin, directions, hits)
+    silhouettes = visible + world.hidden(instant, origin, directions, hits, near)
     bgr = _develop(colour.reshape(3, *shape), light.noise, noise_seed)
     return Frame(bgr, hits.range_m.reshape(shape), instance.reshape(shape), visible, silhouettes)
 
@@ -101,75 +104,79 @@ def _silhouettes(range_m: Float32) -> NDArray[np.bool_]:
 
 
 class _Shader:
-    """Colours of rays from one camera at one instant. Points and colours are (3,N) here: numpy works along rows much quicker than along columns."""
+    """Colours of rays of one view at one instant. Points and colours are (3,N) here: numpy works along rows much quicker than along columns."""
 
-    def __init__(self, world: World, instant: Instant, light: Light, origin: Float, focal_px: float) -> None:
-        self.world, self.instant, self.light, self.origin, self.focal_px = world, instant, light, origin, np.float32(focal_px)
+    def __init__(self, world: World, instant: Instant, light: Light, view: View, focal_px: float) -> None:
+        self.world, self.instant, self.light, self.view, self.focal_px = world, instant, light, view, np.float32(focal_px)
         up = instant.normals[:, 2]
         # Light from the sky, less from below; the table's second half has the sun's light added.
         shade = light.sky_light[:, None] * (np.float32(0.62) + np.float32(0.38) * up)
         self._shine = np.maximum(instant.normals @ light.sun, 0.0)
         self._incoming = np.concatenate([shade, shade + light.sun_colour[:, None] * self._shine], axis=1)
         self._colours = np.ascontiguousarray(world.mesh.colours.T)
+        # The last entry is for triangle -1, the sky.
+        self._materials = np.append(world.mesh.materials, _SKY)
 
     def radiance(self, directions: Float32, hits: Hits) -> Float32:
         """Linear RGB (3,N) seen along unit directions (N,3)."""
-        planes = np.ascontiguousarray(directions.T)
-        colour = np.empty_like(planes)
-        missed = hits.triangle < 0
-        sky, solid = np.flatnonzero(missed), np.flatnonzero(~missed)
-        colour[:, sky] = _sky(planes.take(sky, axis=1), self.light)
-        triangle, distance, ray = hits.triangle[solid], hits.range_m[solid], planes.take(solid, axis=1)
+        # Rays are sorted by material, the sky last, so that each kind of surface is a slice.
+        material = self._materials[hits.triangle]
+        order = np.argsort(material, kind="stable")
+        ends = np.cumsum(np.bincount(material, minlength=_SKY + 1)).tolist()
+        rays = np.ascontiguousarray(directions.T).take(order, axis=1)
+        solid = ends[Material.MASONRY]
+        colour = np.empty_like(rays)
+        colour[:, solid:] = _sky(rays[:, solid:], self.light)
+        triangle, distance, ray = hits.triangle[order[:solid]], hits.range_m[order[:solid]], rays[:, :solid]
         # Surface points, pulled 2 cm towards the camera so that shadow rays do not start inside the surface.
-        points = ray * (distance - np.float32(0.02)) + self.origin.astype(np.float32)[:, None]
-        surface = self._albedo(triangle, points, ray, distance)
+        points = ray * (distance - np.float32(0.02)) + self.view.apex.astype(np.float32)[:, None]
+        surface = self._albedo(triangle, points, ray, distance, ends)
         surface *= self._light(triangle, points)
         horizon = self.light.horizon[:, None]
         surface -= horizon
         surface *= np.exp(distance * np.float32(-1.0 / self.light.haze_m))
         surface += horizon
-        colour[:, solid] = surface
-        return colour
+        colour[:, :solid] = surface
+        unsorted = np.empty_like(colour)
+        for row, values in zip(unsorted, colour, strict=True):
+            row[order] = values
+        return unsorted
 
     def _light(self, triangle: NDArray[np.int32], points: Float32) -> Float32:
         """Light (3,N) that reaches surface points from the sky and, where nothing shades them, from the sun."""
         entry = triangle.copy()
         if self.light.sun_colour.any():
             turned = np.flatnonzero(self._shine[triangle])
-            lit = self.world.lit(self.instant, np.ascontiguousarray(points.take(turned, axis=1).T), self.light.sun)
+            lit = self.world.lit(self.instant, self.view, points.take(turned, axis=1), self.light.sun)
             entry[turned[lit]] += len(self._shine)
         return self._incoming.take(entry, axis=1)
 
-    def _albedo(self, triangle: NDArray[np.int32], points: Float32, ray: Float32, distance: Float32) -> Float32:
-        """Linear RGB (3,N) of the surfaces, by material."""
+    def _albedo(self, triangle: NDArray[np.int32], points: Float32, ray: Float32, distance: Float32, ends: list[int]) -> Float32:
+        """Linear RGB (3,N) of surfaces sorted by material; `ends` says where each material's rays end."""
         albedo = self._colours.take(triangle, axis=1)
-        material = self.world.mesh.materials[triangle]
-        index = np.flatnonzero(material == Material.GROUND)
-        albedo[:, index] = self._ground(points[:2].take(index, axis=1), ray.take(index, axis=1), distance[index])
-        index = np.flatnonzero(material == Material.FACADE)
-        normals = self.instant.normals[triangle[index]]
-        albedo[:, index] = _facade_colour(albedo[:, index], points.take(index, axis=1), normals, distance[index], self.focal_px)
-        index = np.flatnonzero(material >= Material.FOLIAGE)
-        x, y, z = points.take(index, axis=1)
+        ground = slice(0, ends[Material.GROUND])
+        albedo[:, ground] = self._ground(points[:2, ground], ray[:, ground], distance[ground])
+        facade = slice(ends[Material.PLAIN], ends[Material.FACADE])
+        normals = self.instant.normals[triangle[facade]]
+        albedo[:, facade] = _facade_colour(albedo[:, facade], points[:, facade], normals, distance[facade], self.focal_px)
+        mottled = slice(ends[Material.FACADE], ends[Material.MASONRY])
+        x, y, z = points[:, mottled]
         grain = _lookup((x + 0.7 * z) * 24.0, (y + 1.3 * z) * 24.0)
-        strength = np.where(material[index] == Material.FOLIAGE, np.float32(1.6), np.float32(0.5)) / (1.0 + distance[index] * np.float32(0.02))
-        albedo[:, index] *= np.maximum(1.0 + (grain - 1.0) * strength, np.float32(0.15))
+        strength = np.full(len(x), 0.5, np.float32)
+        strength[: ends[Material.FOLIAGE] - mottled.start] = 1.6
+        strength /= 1.0 + distance[mottled] * np.float32(0.02)
+        albedo[:, mottled] *= np.maximum(1.0 + (grain - 1.0) * strength, np.float32(0.15))
         return albedo
 
     def _ground(self, points: Float32, ray: Float32, distance: Float32) -> Float32:
-        """Texture (3,N) averaged over the pixel's long footprint: three taps along the line of sight."""
+        """Texture (3,N) averaged over the pixel's long footprint: three taps along the line of sight, a third of it apart."""
         across = distance * (np.float32(1.0) / self.focal_px)
         along = across / np.maximum(np.abs(ray[2]), np.float32(0.01))
         footprint = np.maximum(across, along * np.float32(0.33))
-        total = self.world.ground.colour_at(points[0], points[1], footprint)
         # Near the car the footprint is no longer than a texture pixel and one tap does.
-        far = np.flatnonzero(along > 1.5 * RESOLUTION_M)
-        x, y = points.take(far, axis=1)
-        scale = along[far] * np.float32(1.0 / 3.0) / np.maximum(np.hypot(ray[0, far], ray[1, far]), np.float32(1e-6))
-        step_x, step_y, size = ray[0, far] * scale, ray[1, far] * scale, footprint[far]
-        mean = total[:, far] + self.world.ground.colour_at(x - step_x, y - step_y, size) + self.world.ground.colour_at(x + step_x, y + step_y, size)
-        total[:, far] = mean * np.float32(1.0 / 3.0)
-        return total
+        step = np.where(along > 1.5 * RESOLUTION_M, along * np.float32(1.0 / 3.0), np.float32(0.0))
+        step /= np.maximum(np.hypot(ray[0], ray[1]), np.float32(1e-6))
+        return self.world.ground.colour_at(points, ray[:2] * step, footprint)
 
 
 def _sky(directions: Float32, light: Light) -> Float32:
@@ -217,7 +224,7 @@ def _pattern(blurred: bool) -> Float32:
 
 def _lookup(x: Float32, y: Float32, blurred: bool = False) -> Float32:
     """Values (N,) of the pattern at cells (x, y)."""
-    return _pattern(blurred)[y.astype(np.int32) & 1023, x.astype(np.int32) & 1023]
+    return _pattern(blurred).ravel().take(((y.astype(np.int32) & 1023) << 10) | (x.astype(np.int32) & 1023))
 
 
 @lru_cache(maxsize=4)

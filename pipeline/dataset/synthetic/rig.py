@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,11 +62,12 @@ class Camera:
     @cached_property
     def rays(self) -> NDArray[np.float32]:
         """Unit directions (H*W,3) of the pixel centres in the camera frame, row by row. Integer coordinates are pixel centres."""
-        column, row = np.meshgrid(np.arange(self.width), np.arange(self.height))
-        x = (column - self.intrinsics[0, 2]) / self.intrinsics[0, 0]
-        y = (row - self.intrinsics[1, 2]) / self.intrinsics[1, 1]
-        rays = np.stack([x, y, np.ones_like(x)], axis=-1).reshape(-1, 3)
-        return (rays / np.linalg.norm(rays, axis=1, keepdims=True)).astype(np.float32)
+        x = (np.arange(self.width) - self.intrinsics[0, 2]) / self.intrinsics[0, 0]
+        y = (np.arange(self.height)[:, None] - self.intrinsics[1, 2]) / self.intrinsics[1, 1]
+        length = np.sqrt(x * x + y * y + 1.0)
+        rays = np.empty((self.height, self.width, 3), np.float32)
+        rays[..., 0], rays[..., 1], rays[..., 2] = x / length, y / length, 1.0 / length
+        return rays.reshape(-1, 3)
 
 
 @dataclass(frozen=True)
@@ -113,6 +114,14 @@ def about(axis: str, angle_rad: float) -> tuple[float, float, float, float]:
 _LOOK_FORWARD = (0.5, -0.5, 0.5, -0.5)
 
 
+def usual_camera(channel: str, width: int, height: int) -> Camera:
+    """A camera as it is mounted and built when nothing deviates; focal lengths scale with the image width."""
+    position, heading_deg, focal_1600 = _CAMERAS[channel]
+    focal = focal_1600 * width / 1600.0
+    intrinsics = np.array([[focal, 0.0, 0.5 * width], [0.0, focal, 0.5 * height], [0.0, 0.0, 1.0]])
+    return Camera(Mount(position, product(about("z", float(np.deg2rad(heading_deg))), _LOOK_FORWARD)), intrinsics, width, height)
+
+
 def make_rig(width: int, height: int, rng: np.random.Generator) -> Rig:
     """Draw the calibration of a log for images of `width` x `height` pixels; focal lengths scale with the width."""
     cameras = {}
@@ -129,6 +138,7 @@ def make_rig(width: int, height: int, rng: np.random.Generator) -> Rig:
     return Rig(cameras, Mount(_LIDAR_POSITION_M, lidar_turn))
 
 
+@lru_cache(maxsize=4)
 def lidar_rays(azimuth_steps: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Unit directions (A*32,3) in the lidar frame and the ring index (A*32,) of each, azimuth by azimuth."""
     azimuth = np.arange(azimuth_steps) * 2.0 * np.pi / azimuth_steps

@@ -72,7 +72,7 @@ class _Simulation:
 
     def ego2tile(self, time_s: float) -> Float:
         """Pose (4,4) of the ego frame."""
-        x, y, z, yaw = self.traffic.ego.poses(np.array([time_s]))[0]
+        x, y, z, yaw = self.traffic.ego.pose_at(time_s)
         return matrix(about("z", yaw), (x, y, z))
 
 
@@ -87,7 +87,7 @@ def make_scene(task: SceneTask) -> SceneResult:
     rng = np.random.default_rng([task.config.seed, task.index])
     plan = make_layout(rng)
     ground = make_ground(plan, rng)
-    traffic = make_traffic(plan, 0.5 * task.config.samples_per_scene, rng)
+    traffic = make_traffic(plan, 0.5 * task.config.samples_per_scene, task.config.traffic_radius_m, rng)
     world = World(ground, make_scenery(plan, ground, rng), traffic.actors)
     light, rig = make_light(rng), make_rig(task.config.image_width, task.config.image_height, rng)
     simulation = _Simulation(task, plan, traffic, world, light, rig, rng)
@@ -163,7 +163,7 @@ class _SampleRecorder:
             frame = render(sim.world, then, sim.light, camera, camera2tile, int(sim.rng.integers(2**31)))
             _, jpeg = cv2.imencode(".jpg", frame.bgr, [cv2.IMWRITE_JPEG_QUALITY, sim.task.config.jpeg_quality])
             self._sensor_file(sample, channel, camera_us, jpeg.tobytes(), camera.width, camera.height)
-            self.camera_mask.see(seen, semantics, channel, camera, np.linalg.inv(camera2tile) @ ego2tile, frame.range_m)
+            self.camera_mask.see(seen, semantics, channel, np.linalg.inv(camera2tile) @ ego2tile, frame.range_m)
             visible += frame.visible_px
             silhouette += frame.silhouette_px
         points_ego = points[:, :3] @ sim.rig.lidar.sensor2ego[:3, :3].T.astype(np.float32) + sim.rig.lidar.sensor2ego[:3, 3].astype(np.float32)
@@ -181,7 +181,7 @@ class _SampleRecorder:
         name = f"samples/{channel}/{self.log_name}__{channel}__{time_us}.{extension}"
         (self.sim.task.root / name).write_bytes(content)
         token = self.token(f"data/{self.index}/{channel}")
-        x, y, z, yaw = self.sim.traffic.ego.poses(np.array([self._seconds(time_us)]))[0].tolist()
+        x, y, z, yaw = self.sim.traffic.ego.pose_at(self._seconds(time_us))
         tile_x, tile_y = self.sim.task.tile_centre_m
         pose = {"token": token, "timestamp": time_us, "rotation": list(about("z", yaw)), "translation": [x + tile_x, y + tile_y, z]}
         self.rows["ego_pose"].append(pose)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.dataset.synthetic.ground import SIZE_PX, TERRAIN, WALK, Ground, fill
+from pipeline.dataset.synthetic.ground import HORIZON_M, SIZE_PX, TERRAIN, WALK, Ground, fill
 from pipeline.dataset.synthetic.layout import TILE_M, Layout, Road
 from pipeline.dataset.synthetic.mesh import Colour, Material, Mesh, blob, box, lathe, soup
 from pipeline.dataset.synthetic.paths2d import Float
@@ -16,7 +16,6 @@ from pipeline.taxonomy import OCCUPANCY_CLASSES
 
 MANMADE, VEGETATION = OCCUPANCY_CLASSES.index("manmade"), OCCUPANCY_CLASSES.index("vegetation")
 
-_HORIZON_M = 400.0
 _CONCRETE: Colour = (0.28, 0.28, 0.27)
 _WALLS: tuple[Colour, ...] = (
     (0.45, 0.4, 0.34), (0.3, 0.13, 0.09), (0.5, 0.48, 0.45), (0.25, 0.25, 0.27), (0.55, 0.47, 0.33), (0.36, 0.2, 0.13), (0.2, 0.26, 0.3),
@@ -25,7 +24,7 @@ _GREENS: tuple[Colour, ...] = ((0.06, 0.12, 0.03), (0.09, 0.16, 0.05), (0.05, 0.
 
 
 def make_scenery(plan: Layout, ground: Ground, rng: np.random.Generator) -> Mesh:
-    """All static triangles of a tile, labelled for occupancy. The first two are the ground plane."""
+    """All static triangles of a tile, labelled for occupancy. The first two are the ground plane (`GROUND_PLANE_TRIANGLES`)."""
     free = ground.labels.copy()
     parts = [_plane(), *_raised_walks(plan)]
     trees = [tree(rng) for _ in range(10)]
@@ -41,7 +40,7 @@ def make_scenery(plan: Layout, ground: Ground, rng: np.random.Generator) -> Mesh
 
 
 def _plane() -> Mesh:
-    r = _HORIZON_M
+    r = HORIZON_M
     corners = np.array([[-r, -r, 0], [r, -r, 0], [r, r, 0], [-r, r, 0]], float)
     return soup(corners[[[0, 1, 2], [0, 2, 3]]], (0.1, 0.1, 0.1), Material.GROUND, TERRAIN)
 
@@ -86,12 +85,12 @@ def _row_of_buildings(road: Road, side: int, free: NDArray[np.uint8], urban: flo
         depth, setback = float(rng.uniform(8.0, 15.0)), float(rng.uniform(0.6, 6.0))
         middle = along + 0.5 * length
         edge = road.kerb_m(side) + side * road.walk_m(side)
-        yaw = float(road.path.pose(middle)[0, 2])
+        yaw = road.path.pose_at(middle)[2]
         along += length + float(rng.uniform(0.3, 7.0))
         if rng.random() > urban:
             yield from _fence(road, side, middle, length, free, rng)
             continue
-        x, y = road.path.points(middle, edge + side * (setback + 0.5 * depth))[0]
+        x, y = road.path.point_at(middle, edge + side * (setback + 0.5 * depth))
         corners, grid = _rectangle(x, y, yaw, length + 0.6, depth + 0.6)
         if _is_free(free, grid):
             fill(free, [corners], MANMADE)
@@ -118,8 +117,8 @@ def _fence(road: Road, side: int, middle: float, length: float, free: NDArray[np
     hedge = rng.random() < 0.5
     thick, height = (0.9, float(rng.uniform(0.8, 1.6))) if hedge else (0.25, float(rng.uniform(0.8, 2.2)))
     offset = road.kerb_m(side) + side * (road.walk_m(side) + 0.4 + 0.5 * thick)
-    x, y = road.path.points(middle, offset)[0]
-    yaw = float(road.path.pose(middle)[0, 2])
+    x, y = road.path.point_at(middle, offset)
+    yaw = road.path.pose_at(middle)[2]
     corners, grid = _rectangle(x, y, yaw, length, thick)
     if not _is_free(free, grid):
         return
@@ -164,7 +163,7 @@ def _street_trees(road: Road, side: int, free: NDArray[np.uint8], trees: list[Me
     spacing = float(rng.uniform(7.0, 15.0))
     offset = road.kerb_m(side) + side * (road.walk_m(side) + float(rng.uniform(1.0, 2.5)))
     for along in np.arange(float(rng.uniform(0.0, spacing)), road.path.length_m, spacing):
-        x, y = road.path.points(along, offset)[0]
+        x, y = road.path.point_at(along, offset)
         if rng.random() < 0.8 and _is_free(free, _rectangle(x, y, 0.0, 1.0, 1.0, 3)[1]):
             yield _variant(trees, rng).moved(x, y, 0.0, float(rng.uniform(0, 6)))
 
@@ -179,8 +178,8 @@ def _lamps(road: Road, side: int, rng: np.random.Generator) -> Iterator[Mesh]:
     """Street lamps and sign posts on the kerb side of the sidewalk."""
     spacing, height = float(rng.uniform(20.0, 32.0)), float(rng.uniform(5.5, 8.0))
     for along in np.arange(float(rng.uniform(5.0, 14.0)), road.path.length_m, spacing):
-        x, y = road.path.points(along, road.kerb_m(side) + side * 0.3)[0]
-        yaw = float(road.path.pose(along)[0, 2]) - side * 0.5 * np.pi
+        x, y = road.path.point_at(along, road.kerb_m(side) + side * 0.3)
+        yaw = road.path.pose_at(along)[2] - side * 0.5 * np.pi
         pole = lathe((0.0, 0.0, KERB_HEIGHT_M), (0.09, 0.06), (0.0, height), (0.12, 0.13, 0.13), 6, Material.PLAIN, MANMADE)
         arm = box((0.0, -0.05, height), (1.6, 0.05, height + 0.1), (0.12, 0.13, 0.13), Material.PLAIN, MANMADE)
         yield Mesh.join([pole, arm]).moved(x, y, 0.0, yaw)
@@ -188,8 +187,8 @@ def _lamps(road: Road, side: int, rng: np.random.Generator) -> Iterator[Mesh]:
             colour = ((0.5, 0.03, 0.03), (0.05, 0.1, 0.5), (0.7, 0.55, 0.05))[int(rng.integers(3))]
             plate = box((-0.03, -0.3, 2.3), (0.03, 0.3, 2.9), colour, Material.PLAIN, MANMADE)
             post = lathe((0.0, 0.0, 0.0), (0.04, 0.04), (0.0, 2.9), (0.3, 0.3, 0.3), 5, Material.PLAIN, MANMADE)
-            x, y = road.path.points(along + 7.0, road.kerb_m(side) + side * 0.35)[0]
-            yield Mesh.join([plate, post]).moved(x, y, 0.0, float(road.path.pose(along)[0, 2]))
+            x, y = road.path.point_at(along + 7.0, road.kerb_m(side) + side * 0.35)
+            yield Mesh.join([plate, post]).moved(x, y, 0.0, road.path.pose_at(along)[2])
 
 
 def _skyline(rng: np.random.Generator, urban: float) -> Iterator[Mesh]:

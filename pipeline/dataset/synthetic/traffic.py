@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +17,6 @@ KERB_HEIGHT_M = 0.15
 EGO_SIZE_LWH_M = (4.6, 1.85, 1.6)
 REAR_AXLE_TO_CENTRE_M = 1.4
 
-_NEAR_M = 42.0
 _TRIES = 60
 # How many of each class a scene gets (lowest, highest), and the share of them that moves.
 _COUNTS: dict[str, tuple[int, int, float]] = {
@@ -53,8 +54,16 @@ class Motion:
 
     def poses(self, time_s: Float) -> Float:
         """Poses (N,4) = x, y, z, yaw at times (N,) since the scene's start."""
-        pose = self.path.pose(self.start_m + self.speed_mps * time_s + 0.5 * self.acceleration_mps2 * time_s**2)
-        return np.insert(pose, 2, self.height_m, axis=1)
+        pose = self.path.pose(self._along(time_s))
+        return np.stack([pose[:, 0], pose[:, 1], np.full(len(pose), self.height_m), pose[:, 2]], axis=1)
+
+    def pose_at(self, time_s: float) -> tuple[float, float, float, float]:
+        """Pose (x, y, z, yaw) at one time."""
+        x, y, yaw = self.path.pose_at(self._along(time_s))
+        return x, y, self.height_m, yaw
+
+    def _along(self, time_s: Any) -> Any:
+        return self.start_m + self.speed_mps * time_s + 0.5 * self.acceleration_mps2 * time_s**2
 
     @property
     def moves(self) -> bool:
@@ -105,14 +114,16 @@ class _Space:
         return True
 
 
-def make_traffic(plan: Layout, duration_s: float, rng: np.random.Generator) -> Traffic:
-    """Populate a street plan for `duration_s` seconds without collisions, most objects within 42 m of the ego vehicle."""
+def make_traffic(plan: Layout, duration_s: float, radius_m: float, rng: np.random.Generator) -> Traffic:
+    """Populate a street plan for `duration_s` seconds without collisions, all within `radius_m` of where the ego vehicle is in
+    the middle of the scene.
+    """
     times = np.linspace(-0.3, duration_s + 0.3, 12)
     space = _Space(times, np.zeros((len(times), 0, 2)))
     ego = _ego_motion(plan, duration_s, rng)
     space.claim(ego, EGO_SIZE_LWH_M, REAR_AXLE_TO_CENTRE_M, margin_m=0.4)
-    focus = ego.poses(np.array([0.5 * duration_s]))[0, :2]
-    placer = _Placer(plan, focus, duration_s, rng, space, plan.routes())
+    focus = ego.pose_at(0.5 * duration_s)[:2]
+    placer = _Placer(plan, focus, radius_m, duration_s, rng, space, plan.routes())
     actors = list(_work_zone(placer))
     for name, (low, high, moving_share) in _COUNTS.items():
         missing = int(rng.integers(low, high + 1)) - sum(actor.shape.name == name for actor in actors)
@@ -144,10 +155,11 @@ def _ego_motion(plan: Layout, duration_s: float, rng: np.random.Generator) -> Mo
 
 @dataclass
 class _Placer:
-    """Proposes places for objects near `focus` (2,) and keeps those that are free."""
+    """Proposes places for objects within `radius_m` of `focus` (x, y) and keeps those that are free."""
 
     plan: Layout
-    focus: Float
+    focus: tuple[float, float]
+    radius_m: float
     duration_s: float
     rng: np.random.Generator
     space: _Space
@@ -161,7 +173,7 @@ class _Placer:
             if attempt == _TRIES and name in _SPEEDS_MPS:
                 moving = not moving
             motion = self.moving(name) if moving else self.standing(name)
-            if motion is None or np.linalg.norm(motion.poses(np.array([0.5 * self.duration_s]))[0, :2] - self.focus) > _NEAR_M:
+            if motion is None or math.dist(motion.pose_at(0.5 * self.duration_s)[:2], self.focus) > self.radius_m:
                 continue
             if self.space.claim(motion, shape.size_lwh_m):
                 yield Actor(shape, motion, attribute_of(name, motion.moves, with_rider))
@@ -219,8 +231,8 @@ class _Placer:
         if not any(low + 6.0 < along < high - 6.0 for low, high in road.painted_m):
             return None
         offset = road.kerb_m(side) - side * (0.5 * max(MEAN_SIZE_LWH_M[name][1], 2.0) + 0.25)
-        x, y = road.path.points(along, offset)[0]
-        yaw = road.path.pose(along)[0, 2] + (0.0 if side < 0 else np.pi) + float(self.rng.normal(0.0, 0.02))
+        x, y = road.path.point_at(along, offset)
+        yaw = road.path.pose_at(along)[2] + (0.0 if side < 0 else np.pi) + float(self.rng.normal(0.0, 0.02))
         return self.still(x, y, yaw)
 
     def _on_lot(self, name: str) -> Motion | None:
@@ -235,27 +247,27 @@ class _Placer:
             return None
         along = float(self.rng.uniform(lot.start_m + reach_s + 0.4, lot.stop_m - reach_s - 0.4))
         path = self.plan.roads[lot.road].path
-        x, y = path.points(along, float(self.rng.uniform(low_d, high_d)))[0]
-        yaw = path.pose(along)[0, 2] + (0.5 * np.pi if turned else 0.0) + float(self.rng.choice([0.0, np.pi])) + float(self.rng.normal(0.0, 0.08))
+        x, y = path.point_at(along, float(self.rng.uniform(low_d, high_d)))
+        yaw = path.pose_at(along)[2] + (0.5 * np.pi if turned else 0.0) + float(self.rng.choice([0.0, np.pi])) + float(self.rng.normal(0.0, 0.08))
         return self.still(x, y, yaw)
 
     def _on_walk(self, name: str) -> Motion:
         road, side = self.road_side()
         along = float(self.rng.uniform(1.0, road.path.length_m))
-        x, y = road.path.points(along, road.kerb_m(side) + side * road.walk_m(side) * float(self.rng.uniform(0.3, 0.85)))[0]
+        x, y = road.path.point_at(along, road.kerb_m(side) + side * road.walk_m(side) * float(self.rng.uniform(0.3, 0.85)))
         if name == "pedestrian":
             yaw = float(self.rng.uniform(-np.pi, np.pi))
         else:
-            yaw = float(road.path.pose(along)[0, 2]) + float(self.rng.choice([0.0, 0.5, 1.0, 1.5])) * np.pi + float(self.rng.normal(0.0, 0.1))
+            yaw = road.path.pose_at(along)[2] + float(self.rng.choice([0.0, 0.5, 1.0, 1.5])) * np.pi + float(self.rng.normal(0.0, 0.1))
         return self.still(x, y, yaw, KERB_HEIGHT_M)
 
     def _at_lane_edge(self, name: str) -> Motion:
         road, side = self.road_side()
         along = float(self.rng.uniform(3.0, road.path.length_m))
         lanes = road.backward if side > 0 else road.forward
-        x, y = road.path.points(along, side * (lanes * road.lane_width_m + float(self.rng.uniform(-0.1, 0.5))))[0]
+        x, y = road.path.point_at(along, side * (lanes * road.lane_width_m + float(self.rng.uniform(-0.1, 0.5))))
         # A barrier's long side is its width, so along the road means a quarter turn.
-        yaw = road.path.pose(along)[0, 2] + 0.5 * np.pi + float(self.rng.normal(0.0, 0.1))
+        yaw = road.path.pose_at(along)[2] + 0.5 * np.pi + float(self.rng.normal(0.0, 0.1))
         return self.still(x, y, yaw)
 
 
@@ -272,15 +284,15 @@ def _work_zone(placer: _Placer) -> Iterator[Actor]:
             offset = side * ((road.backward if side > 0 else road.forward) * road.lane_width_m + 0.3)
             if not road.parking_m(side):
                 continue
-        if np.linalg.norm(road.path.points(middle, offset)[0] - placer.focus) > 0.8 * _NEAR_M:
+        if math.dist(road.path.point_at(middle, offset), placer.focus) > 0.8 * placer.radius_m:
             continue
-        x, y = road.path.points(middle, offset + side * 2.6)[0]
-        heading = float(road.path.pose(middle)[0, 2])
+        x, y = road.path.point_at(middle, offset + side * 2.6)
+        heading = road.path.pose_at(middle)[2]
         yield from _claimed(placer, "construction_vehicle", placer.still(x, y, heading + float(rng.choice([0.0, np.pi]))))
         names = ["traffic_cone", *["barrier"] * int(rng.integers(2, 4)), "traffic_cone", "traffic_cone"]
         for along, name in zip(middle - 6.0 + 3.1 * np.arange(len(names)), names, strict=True):
-            x, y = road.path.points(along, offset)[0]
-            yaw = float(road.path.pose(along)[0, 2]) + side * 0.5 * np.pi + float(rng.normal(0.0, 0.05))
+            x, y = road.path.point_at(along, offset)
+            yaw = road.path.pose_at(along)[2] + side * 0.5 * np.pi + float(rng.normal(0.0, 0.05))
             yield from _claimed(placer, name, placer.still(x, y, yaw))
         return
 
