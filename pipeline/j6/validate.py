@@ -34,10 +34,15 @@ def validate(
 
 def leave_family_out(simulator: Simulator) -> NDArray[np.float64]:
     """Prediction of every row by a fit that saw no row of its family."""
-    families = np.array([row.family for row in simulator.rows])
-    predicted = np.zeros(len(families))
-    for family in np.unique(families):
-        held_out = families == family
+    return leave_out(simulator, [row.family for row in simulator.rows])
+
+
+def leave_out(simulator: Simulator, groups: Sequence[str]) -> NDArray[np.float64]:
+    """Prediction of every row by a fit that saw no row of its group; `groups` has an entry for every row."""
+    names = np.array(groups)
+    predicted = np.zeros(len(names))
+    for name in np.unique(names):
+        held_out = names == name
         values = fit_values(simulator, ~held_out)
         predicted[held_out] = simulator.simulated_ms(values)[held_out]
     return predicted
