@@ -96,19 +96,25 @@ def findings(plan: Plan, block: PlanBlock) -> Iterator[Finding]:
 
 
 def _padding(plan: Plan, block: PlanBlock, tae_ms: float) -> Finding:
-    """Lanes that multiply zeros: attention by its head dimension, anything else by its channels."""
+    """Lanes that multiply zeros: attention by its head dimension, grouped convolutions by their groups, anything else by its channels."""
     lanes = int(plan.chip["tae_input_lanes"])
     narrow, wide = _channels(block)
+    saves, filled = tae_ms * block.padding_waste, f"{1 - block.padding_waste:.0%} of the lanes"
+    shapes = f"{block.input_shape} -> {block.output_shape}"
+    if not block.weight_dtype and min(narrow, wide) < int(plan.chip["channel_align"]):
+        text = f"product of activations {shapes} fills {filled}: so few columns are cheaper as element-wise multiply-adds on the VAE"
+        return Finding("few columns", block.name, saves, text)
     if not block.weight_dtype:
-        head_dim = int(plan.chip["head_dim_align"])
-        filled = f"{block.input_shape} -> {block.output_shape} fill {1 - block.padding_waste:.0%} of the lanes"
-        text = f"products of activations {filled}: take a head_dim that is a multiple of {head_dim}"
-        return Finding("head_dim", block.name, tae_ms * block.padding_waste, text)
+        text = f"products of activations {shapes} fill {filled}: take a head_dim that is a multiple of {int(plan.chip['head_dim_align'])}"
+        return Finding("head_dim", block.name, saves, text)
+    if narrow % lanes == 0 and wide % lanes == 0:
+        text = f"grouped convolution {shapes} fills {filled}: its groups are narrower than the {lanes} lanes; dense, depthwise or wider groups pay"
+        return Finding("groups", block.name, saves, text)
     text = (
-        f"{narrow} -> {wide} channels fill {1 - block.padding_waste:.0%} of the lanes; multiples of {lanes} "
-        f"({_nearest(narrow, lanes)} -> {_nearest(wide, lanes)}) do more work in the same time, or the same work in less"
+        f"{narrow} -> {wide} channels fill {filled}; multiples of {lanes} ({_nearest(narrow, lanes)} -> {_nearest(wide, lanes)}) "
+        "do more work in the same time, or the same work in less"
     )
-    return Finding(f"channels {narrow}-{wide}", block.name, tae_ms * block.padding_waste, text)
+    return Finding(f"channels {narrow}-{wide}", block.name, saves, text)
 
 
 def _channels(block: PlanBlock) -> tuple[int, int]:
