@@ -34,11 +34,14 @@ class SyntheticConfig(Section):
     """The embedded data set (`dataset.source: synthetic`)."""
 
     seed: int = Field(0, ge=0, description="seed of everything random in the data set")
-    train_scenes: PositiveInt = Field(64, description="scenes of the training split")
-    val_scenes: PositiveInt = Field(16, description="scenes of the held-out split")
-    samples_per_scene: int = Field(5, ge=2, description="key frames a scene, 0.5 s apart")
+    train_scenes: PositiveInt = Field(110, description="scenes of the training split")
+    val_scenes: PositiveInt = Field(26, description="scenes of the held-out split")
+    samples_per_scene: int = Field(3, ge=2, description="key frames a scene, 0.5 s apart")
     image_width: int = Field(352, ge=64, le=1600, description="camera image width, px")
     image_height: int = Field(198, ge=36, le=900, description="camera image height, px")
+    traffic_radius_m: float = Field(
+        28.0, ge=15.0, le=60.0, description="traffic is placed this near to the ego vehicle, m; images this small show little of what is farther"
+    )
     jpeg_quality: int = Field(90, ge=50, le=100, description="JPEG quality of the camera images")
     lidar_azimuth_steps: int = Field(720, ge=90, le=2160, description="lidar returns a turn and beam (32 beams); the real sensor has 1084")
 
@@ -106,7 +109,7 @@ class VectorizeConfig(Section):
 
     tolerance_px: PositiveFloat = Field(1.0, description="Douglas-Peucker tolerance, px")
     min_spur_px: PositiveFloat = Field(8.0, description="a dead end that reaches less far beyond the edge of its line is a spur and is removed, px")
-    max_gap_px: float = Field(12.0, ge=0.0, description="longest gap between two line ends that is bridged, px")
+    max_gap_px: float = Field(14.0, ge=0.0, description="longest gap between two line ends that is bridged, px")
     noise_px: int = Field(4, ge=0, description="specks and holes that fit into a square of this size are noise, px; 0 keeps all")
     min_area_px: float = Field(16.0, ge=0.0, description="areas and holes smaller than this are noise, px^2")
     raster_resolution_m: PositiveFloat = Field(0.1, description="size of a pixel of the data set's raster base map, m")
@@ -209,8 +212,8 @@ class MapConfig(Section):
     feature_stride: Literal[4, 8, 16, 32] = Field(8, description="stride of the image feature it samples; must be in model.neck.out_strides")
     num_query: int = Field(80, ge=1, le=128, description="map instances; the chip plan reserves 128")
     layers: int = Field(3, ge=1, le=6, description="decoder layers, each followed by a refinement")
-    spline_degree: int = Field(2, ge=1, le=3, description="degree of the B-spline through the six control points")
-    sample_points: int = Field(12, ge=6, le=32, description="points along the line that sample features")
+    spline_degree: int = Field(1, ge=1, le=3, description="degree of the B-spline of the six control points; 1: a polyline through them")
+    sample_points: int = Field(11, ge=6, le=32, description="points along the line that sample features")
     sample_cameras: bool = Field(False, description="points sample the image features")
     sample_bev: bool = Field(True, description="points sample the BEV feature")
     score_threshold: Fraction = Field(0.02, description="elements below this confidence are not reported")
@@ -316,7 +319,6 @@ class TrainConfig(Section):
     seed: int = Field(0, ge=0, description="seed of weights, sampling and augmentation")
     steps: PositiveInt = Field(420, description="optimizer steps of the whole network")
     image_steps: int = Field(450, ge=0, description="optimizer steps before these that train backbone, neck and depth alone, on the image losses")
-    freeze_image: bool = Field(True, description="keep backbone, neck and depth as the image steps left them; needs image_steps above 0")
     batch_scenes: int = Field(4, ge=1, description="scenes streamed in parallel: samples of one step")
     matrix_learning_rate: PositiveFloat = Field(0.05, description="peak learning rate of Muon, which trains kernels and linear weights")
     learning_rate: PositiveFloat = Field(5e-3, description="peak learning rate of AdamW, which trains everything else")
@@ -329,15 +331,16 @@ class TrainConfig(Section):
     )
     log_every: PositiveInt = Field(20, description="steps between two rows of curves.csv")
     checkpoint_every: PositiveInt = Field(200, description="steps between two resumable checkpoints")
-    threads: PositiveInt = Field(2, description="CPU threads of torch")
+    processes: PositiveInt = Field(2, description="data-parallel processes; they share the scenes of a batch evenly")
+    threads: PositiveInt = Field(1, description="CPU threads of torch in each process")
     augmentation: AugmentationConfig = AugmentationConfig()
     auxiliary: AuxiliaryConfig = AuxiliaryConfig()
     balance: BalanceConfig = BalanceConfig()
 
     @model_validator(mode="after")
-    def _frozen_after_training(self) -> TrainConfig:
-        if self.freeze_image and self.image_steps == 0:
-            raise ValueError("freeze_image is true but image_steps is 0: the image part would stay untrained")
+    def _even_shares(self) -> TrainConfig:
+        if self.batch_scenes % self.processes:
+            raise ValueError(f"batch_scenes is {self.batch_scenes}: it must be a multiple of processes, {self.processes}")
         return self
 
 
@@ -350,6 +353,7 @@ class EvaluateConfig(Section):
     )
     max_samples: int | None = Field(None, ge=1, description="evaluate only the first samples of the held-out split; null: all")
     prior_samples: PositiveInt = Field(400, description="training samples, evenly chosen, that the constant prior is made from at most")
+    threads: PositiveInt = Field(2, description="CPU threads of the network, float and INT8")
     pictures: int = Field(3, ge=0, le=12, description="held-out samples, evenly chosen, drawn in reports/predictions_float.png")
     detections_json: bool = Field(False, description="also write the boxes as nuScenes results files, reports/detections_float.json and _int8.json")
 
@@ -380,8 +384,6 @@ def _default_op_dtypes() -> dict[str, QuantDtype]:
     return {"Softmax": "int16"}
 
 
-class QuantizationConfig(Section):
-    """Calibration and INT8 (docs/quantization.md)."""
 class PromotionConfig(Section):
     """Which int8 tensors become int16 beyond the rules: the sensitivity template (docs/quantization.md, "Mixed precision")."""
 
@@ -407,6 +409,8 @@ class RepairConfig(Section):
     rounding: bool = Field(True, description="choose the rounding of each weight for the least error of the layer's output")
 
 
+class QuantizationConfig(Section):
+    """Calibration and INT8 (docs/quantization.md)."""
 
     calibration_batches: PositiveInt = Field(50, description="training samples (one batch each) used for calibration")
     allow_fewer_batches: bool = Field(False, description="calibrate with what there is when the training split has fewer samples")

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from scipy.cluster.vq import kmeans2
 
 from pipeline.config import ModelConfig
+from pipeline.maps.rings import to_corners
 from pipeline.models import bspline
 from pipeline.models.heads.detection import BOX_STATE
 
@@ -66,13 +67,36 @@ def _box_set(config: ModelConfig, centers_m: Floats, count: int, seed: int) -> F
 def polyline_anchors(config: ModelConfig, polylines_m: Sequence[Floats], seed: int) -> Floats:
     """(Q, 6, 3) control points, on the ground."""
     count = config.map.num_query
-    fit = bspline.fit_matrix(config.map.sample_points, config.map.spline_degree)
-    labels = np.stack([fit @ resample(line, config.map.sample_points) for line in polylines_m]) if len(polylines_m) else np.zeros((0, 6, 2))
+    known = [control_points(line, config) for line in polylines_m]
+    labels = np.stack(known) if known else np.zeros((0, bspline.CONTROL_POINTS, 2))
     along = np.linspace(-15.0, 15.0, bspline.CONTROL_POINTS)
     spread = np.stack([np.tile(along, (count, 1)), np.tile(_regular((-15.0, 15.0), count)[:, None], bspline.CONTROL_POINTS)], axis=-1)
     flat = _cluster(labels.reshape(len(labels), bspline.CONTROL_POINTS * 2), spread.reshape(count, -1), seed)
     ground = np.zeros((count, bspline.CONTROL_POINTS, 1), dtype=np.float32)
     return np.concatenate([flat.reshape(count, bspline.CONTROL_POINTS, 2), ground], axis=-1).astype(np.float32)
+
+
+def control_points(line_m: Floats, config: ModelConfig) -> Floats:
+    """(6, 2) control points of the spline nearest to a polyline (P, 2); those of a ring (its ends coincide) are its corners."""
+    if np.allclose(line_m[0], line_m[-1], atol=1e-3):
+        return ring_corners(line_m)
+    points = config.map.sample_points
+    return (bspline.fit_matrix(points, config.map.spline_degree) @ resample(line_m, points)).astype(np.float32)
+
+
+def ring_corners(ring_m: Floats) -> Floats:
+    """(6, 2) corners of a closed ring (P, 2), the last one equal to the first.
+
+    Crossings are quadrangles, often much longer than wide: a curve of six control points has room for their corners, but only where the points of
+    the label go by corners and not by length.
+    """
+    corners = to_corners(np.asarray(ring_m, dtype=np.float64), bspline.CONTROL_POINTS - 1).astype(np.float32)
+    # One direction and one start for all rings, so that rings alike have corners alike.
+    x, y = corners.T
+    if np.sum(x * np.roll(y, -1) - y * np.roll(x, -1)) < 0:
+        corners = corners[::-1]
+    corners = np.roll(corners, -int(np.lexsort((corners[:, 1], corners[:, 0]))[0]), axis=0)
+    return np.concatenate([corners, corners[:1]])
 
 
 def resample(line_m: Floats, points: int) -> Floats:

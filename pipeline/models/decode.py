@@ -6,14 +6,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.config import DetectionConfig, MapConfig, ModelConfig
+from pipeline.maps.rings import to_corners
 from pipeline.models import bspline
 from pipeline.models.prediction import BoxPrediction, MapPrediction, OccupancyGrid, OccupancyPrediction
 from pipeline.taxonomy import MAP_CLASSES
 
 Floats = NDArray[np.float32]
 PED_CROSSING = MAP_CLASSES.index("ped_crossing")
-# Points of a reported polyline.
-LINE_POINTS = 20
+# Points of a reported polyline: the control points of a spline of degree 1, and three between each two.
+LINE_POINTS = 4 * (bspline.CONTROL_POINTS - 1) + 1
 
 
 def sigmoid(logits: Floats) -> Floats:
@@ -91,14 +92,14 @@ def build_map(lines_m: Floats, class_id: NDArray[np.int64], score: Floats, close
     """The segments, polygons and topology matrix that belong to polylines (L, P, 2)."""
     segments = np.stack([lines_m[:, :-1], lines_m[:, 1:]], axis=2)  # (L, P - 1, 2, 2)
     rings = np.flatnonzero(closed)
-    corners = np.round(np.linspace(0, lines_m.shape[1] - 1, polygon_corners, endpoint=False)).astype(int)
+    polygons = np.array([to_corners(lines_m[ring], polygon_corners) for ring in rings], dtype=np.float32).reshape(-1, polygon_corners, 2)
     owner = np.repeat(np.arange(len(lines_m)), lines_m.shape[1] - 1)
     return MapPrediction(
         polylines=lines_m,
         class_id=class_id.astype(np.int64),
         score=score.astype(np.float32),
         line_segments=segments.reshape(-1, 2, 2),
-        polygons=lines_m[rings][:, corners],
+        polygons=polygons,
         topology_matrix=(owner[:, None] == rings[None]).astype(np.uint8),
     )
 

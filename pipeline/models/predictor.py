@@ -120,7 +120,7 @@ def named_outputs(model: MultitaskModel, inputs: Inputs) -> dict[str, torch.Tens
 
 def torch_predictor(model_path: Path, config: Config, images: ImageSource | None = None) -> Predictor:
     """Predictor on models/float/model.pt. Raises `ModelError` for a bad file."""
-    torch.set_num_threads(config.train.threads)
+    torch.set_num_threads(config.evaluate.threads)
     saved = load_model(model_path)
     model = channels_last(saved.model)
     corners = config.maps.topology.polygon_corners
@@ -155,5 +155,5 @@ def onnx_predictor(onnx_path: Path, contract_path: Path, config: Config, images:
     contract = read_json(contract_path)
     model = ModelConfig.model_validate(contract["model"])
     anchors = np.asarray(contract["anchors"]["boxes"], dtype=np.float32)
-    session = onnx_session(onnx_path, config.train.threads)
+    session = onnx_session(onnx_path, config.evaluate.threads)
     return Predictor(session, model, anchors, tuple(contract["trained_tasks"]), config.maps.topology.polygon_corners, images)

@@ -48,7 +48,7 @@ class ViewTransform(nn.Module):
         self.config = config
         heights = len(config.heights_m)
         self.reduce = nn.Conv2d(in_channels, config.lift_channels, 1)
-        self.merge_heights = ConvNormAct(config.lift_channels * (heights + 1), config.channels, kernel=1)
+        self.merge_heights = ConvNormAct(config.lift_channels * heights, config.channels, kernel=1)
         self.encoder = BevEncoder(config.channels, config.encoder_depth)
 
     def forward(self, feature: Tensor, depth_logits: Tensor, point_map_feature: Tensor, point_map_depth: Tensor) -> Tensor:
@@ -66,10 +66,7 @@ class ViewTransform(nn.Module):
         return self.encoder(self.merge_heights(lifted))
 
     def gather(self, feature: Tensor, depth: Tensor, point_map_feature: Tensor, point_map_depth: Tensor) -> Tensor:
-        """Sum over cameras of feature times depth for every height, then of the feature alone on the ground: (B, C * (heights + 1), Y, X).
-
-        What is painted on the road is where its pixel meets the ground, whatever the depth distribution makes of it.
-        """
+        """Sum over cameras of feature times depth for every height: (B, C * heights, Y, X)."""
         cameras, heights = len(CAMERAS), len(self.config.heights_m)
         batch, points, rows, columns, _ = point_map_feature.shape
         _, channels, feature_rows, feature_columns = feature.shape
@@ -79,12 +76,10 @@ class ViewTransform(nn.Module):
         grid_shape = (batch, points * rows, columns, 2)
         sampled = functional.grid_sample(image, point_map_feature.reshape(grid_shape), align_corners=False)
         weight = functional.grid_sample(depth_image, point_map_depth.reshape(grid_shape), align_corners=False)
-        product = (sampled * weight).reshape(batch, channels * heights, -1)
-        ground = sampled[:, :, : rows * (points // heights)].reshape(batch, channels, -1)
-        lifted = torch.cat([product, ground], dim=1)
+        lifted = sampled * weight
         if points > heights:
-            lifted = lifted.reshape(batch * channels * (heights + 1), points // heights, rows * columns).sum(dim=1)
-        return lifted.reshape(batch, channels * (heights + 1), rows, columns)
+            lifted = lifted.reshape(batch * channels * heights, points // heights, rows * columns).sum(dim=1)
+        return lifted.reshape(batch, channels * heights, rows, columns)
 
 
 class BevEncoder(nn.Module):

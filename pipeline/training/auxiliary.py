@@ -48,7 +48,7 @@ class AuxiliaryLosses(nn.Module):
         if not images:
             return {}
         feature, weights = image_features[self.view.depth_stride], self.weights
-        losses = {"image_boxes": weights.image_boxes * heat_loss(self.image_boxes(feature), torch.cat([image.heat for image in images]))}
+        losses = {"image_boxes": weights.image_boxes * heat_loss(self.image_boxes(feature), torch.cat([image.heat for image in images]).float())}
         bins = [image.depth_bin for image in images if image.depth_bin is not None]
         surfaces = [image.surface for image in images if image.surface is not None]
         if len(bins) == len(surfaces) == len(targets):
@@ -57,7 +57,7 @@ class AuxiliaryLosses(nn.Module):
         lines = [image.lines for image in images if image.lines is not None]
         if len(lines) == len(targets):
             drawn = self.image_lines(image_features[self.view.feature_stride])
-            losses["image_lines"] = weights.image_lines * drawn_loss(drawn, torch.cat(lines))
+            losses["image_lines"] = weights.image_lines * drawn_loss(drawn, torch.cat(lines).float())
         return losses
 
     def forward(self, outputs: Outputs, targets: Sequence[Targets]) -> dict[str, Tensor]:

@@ -7,6 +7,7 @@ therefore sees what an uninterrupted run sees, without any generator state to be
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -23,8 +24,10 @@ from pipeline.dataset.stream import StreamItem, epoch_batches, segments
 from pipeline.models.point_maps import point_maps
 from pipeline.models.preprocess import normalise_batch
 from pipeline.training.augmentation import Augmentation, augment_ego2img, augment_images, augment_labels, draw, photometric
-from pipeline.training.labels import LabelStore
-from pipeline.training.targets import Part, Targets, make_targets
+from pipeline.training.image_targets import ImageTargets, make_image_targets
+from pipeline.training.labels import HELD_SAMPLES, LabelStore
+from pipeline.training.ranks import ALONE, Ranks
+from pipeline.training.targets import Targets, make_targets
 
 
 @dataclass(frozen=True)
@@ -64,13 +67,15 @@ class Batch:
 
 
 class BatchLoader:
-    """Batches of the training split, step by step."""
+    """Batches of the training split, step by step; each rank has its own slots of a batch."""
 
-    def __init__(self, config: Config, index: Index, images: ImageStore, labels: LabelStore) -> None:
+    def __init__(self, config: Config, index: Index, images: ImageStore, labels: LabelStore, ranks: Ranks = ALONE) -> None:
         self._config, self._index, self._images, self._labels = config, index, images, labels
+        self._ranks, self._slots = ranks, config.train.batch_scenes // ranks.size
         self._runs = segments(index, "train")
-        self._augmentations = [Augmentation()] * config.train.batch_scenes
+        self._augmentations = [Augmentation()] * self._slots
         self._records: dict[str, SampleRecord] = {}
+        self._image_targets: OrderedDict[str, ImageTargets] = OrderedDict()
 
     def steps(self, first: int = 0) -> Iterator[Batch]:
         """Batches from step `first` on, without end."""
@@ -89,29 +94,43 @@ class BatchLoader:
         train = self._config.train
         epoch = 0
         while True:
-            yield from epoch_batches(self._runs, train.seed, epoch, batch_size=train.batch_scenes)
+            yield from epoch_batches(self._runs, train.seed, epoch, self._ranks.rank, self._ranks.size, self._slots)
             epoch += 1
 
     def _draw_augmentations(self, step: int, items: list[StreamItem]) -> None:
         for slot, item in enumerate(items):
             if not item.previous:
-                random = np.random.default_rng([self._config.train.seed, 1, step, slot])
+                random = self._random(1, step, slot)
                 self._augmentations[slot] = draw(self._config.train.augmentation, random)
 
     def _sample(self, item: StreamItem, step: int, slot: int) -> Sample:
-        config, record = self._config, self.record(item.token)
-        random = np.random.default_rng([config.train.seed, 2, step, slot])
-        part: Part = "image" if step < config.train.image_steps else "bev" if config.train.freeze_image else "all"
-        return self.build(record, self._augmentations[slot], not item.previous, random, part)
+        image_only = step < self._config.train.image_steps
+        return self.build(self.record(item.token), self._augmentations[slot], not item.previous, self._random(2, step, slot), image_only)
 
-    def build(self, record: SampleRecord, augmentation: Augmentation, starts_scene: bool, random: np.random.Generator, part: Part = "all") -> Sample:
-        """One augmented sample with what the given part of the network needs: no point maps for the image part, no image targets for the BEV part."""
+    def _random(self, purpose: int, step: int, slot: int) -> np.random.Generator:
+        return np.random.default_rng([self._config.train.seed, purpose, step, self._ranks.rank * self._slots + slot])
+
+    def image_targets(self, record: SampleRecord) -> ImageTargets:
+        """Targets in the images as they were taken; most expensive of all targets, and the same in every pass, so the latest are kept."""
+        held = self._image_targets
+        if record.token not in held:
+            ego2img = network_ego2img(record, self._config.model.image_size).astype(np.float32)
+            held[record.token] = make_image_targets(self._labels.get(record), ego2img, self._config.model)
+            if len(held) > HELD_SAMPLES:
+                held.popitem(last=False)
+        return held[record.token]
+
+    def build(
+        self, record: SampleRecord, augmentation: Augmentation, starts_scene: bool, random: np.random.Generator, image_only: bool = False
+    ) -> Sample:
+        """One augmented sample; `image_only` leaves out what lies in the BEV grid."""
         model, topology = self._config.model, self._config.maps.topology
         size = model.image_size
         pixels = photometric(self._images.images(record), self._config.train.augmentation.photometric, random)
         ego2img = augment_ego2img(network_ego2img(record, size), augmentation, size[1]).astype(np.float32)
         no_map = np.zeros((0, 2), dtype=np.float32)
-        map_feature, map_depth = (no_map, no_map) if part == "image" else point_maps(ego2img, size, model.view)
+        map_feature, map_depth = (no_map, no_map) if image_only else point_maps(ego2img, size, model.view)
+        image = self.image_targets(record)
         labels = augment_labels(self._labels.get(record), augmentation, topology.x_range_m, topology.y_range_m)
         return Sample(
             token=record.token,
@@ -122,7 +141,7 @@ class BatchLoader:
             point_map_depth=map_depth,
             ego2global=record.ego2global @ np.linalg.inv(augmentation.matrix),
             timestamp_us=record.timestamp_us,
-            targets=make_targets(labels, augmentation, ego2img, model, random, part),
+            targets=make_targets(labels, augmentation, image.mirrored() if augmentation.flip else image, model, random, image_only),
         )
 
 

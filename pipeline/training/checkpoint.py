@@ -39,7 +39,11 @@ class CheckpointFile:
         self.path = directory / f"{key}.pt"
 
     def save(self, trainer: Trainer) -> None:
-        """Write the state atomically: a run killed meanwhile keeps the checkpoint before."""
+        """Write the state atomically: a run killed meanwhile keeps the checkpoint before. All ranks call it, the first one writes."""
+        banks = [{name: torch.from_numpy(np.array(value)) for name, value in bank.state().items()} for bank in trainer.banks]
+        banks = [bank for of_rank in trainer.ranks.gather(banks) for bank in of_rank]
+        if trainer.ranks.rank > 0:
+            return
         content = {
             "step": trainer.step,
             "rows": trainer.rows,
@@ -48,7 +52,7 @@ class CheckpointFile:
             "auxiliary": trainer.auxiliary.state_dict(),
             "average": trainer.average.state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer in trainer.optimizers],
-            "banks": [{name: torch.from_numpy(np.array(value)) for name, value in bank.state().items()} for bank in trainer.banks],
+            "banks": banks,
         }
         with atomic_path(self.path) as temporary:
             temporary.write_bytes(to_bytes(content))
@@ -64,7 +68,8 @@ class CheckpointFile:
         trainer.average.load_state_dict(content["average"])
         for optimizer, state in zip(trainer.optimizers, content["optimizers"], strict=True):
             optimizer.load_state_dict(state)
-        for bank, state in zip(trainer.banks, content["banks"], strict=True):
+        first = trainer.ranks.rank * len(trainer.banks)
+        for bank, state in zip(trainer.banks, content["banks"][first : first + len(trainer.banks)], strict=True):
             bank.restore({name: value.numpy() for name, value in state.items()})
 
     def remove(self) -> None:

@@ -29,8 +29,8 @@ class ImageTargets:
 
     depth_bin: (6, Hd, Wd) depth in (fractional) bins of the lidar point nearest to the cell's centre, -1 without one.
     surface: (6, Hd, Wd) Occ3D class of that point, UNSEEN where unknown.
-    heat: (6, 10, Hd, Wd) bells at the box centres, in [0, 1].
-    lines: (6, 3, Hf, Wf) map elements, one cell wide, 0 or 1.
+    heat: (6, 10, Hd, Wd) bells at the box centres, in [0, 1]; half precision, because these targets are kept.
+    lines: (6, 3, Hf, Wf) map elements, one cell wide, 0 or 1; bytes.
     """
 
     depth_bin: Tensor | None
@@ -38,16 +38,22 @@ class ImageTargets:
     heat: Tensor
     lines: Tensor | None
 
+    def mirrored(self) -> ImageTargets:
+        """The targets of the mirrored images. Turning the ego frame needs no such step: it changes no pixel."""
+        flipped = [None if target is None else target.flip(-1) for target in (self.depth_bin, self.surface, self.heat, self.lines)]
+        assert flipped[2] is not None
+        return ImageTargets(flipped[0], flipped[1], flipped[2], flipped[3])
+
 
 def make_image_targets(labels: Labels, ego2img: Floats, config: ModelConfig) -> ImageTargets:
-    """Targets for labels and projections (6, 4, 4) that are in the same (augmented) frame."""
+    """Targets for labels and projections (6, 4, 4) that are in the same frame."""
     depth_bin = surface = lines = None
     if labels.lidar_m is not None and labels.lidar_class is not None:
         bins, classes = lidar_targets(labels.lidar_m, labels.lidar_class, ego2img, config)
         depth_bin, surface = torch.from_numpy(bins), torch.from_numpy(classes)
     if labels.map is not None:
         lines = torch.from_numpy(image_lines(labels.map, ego2img, config))
-    return ImageTargets(depth_bin, surface, torch.from_numpy(image_heat(labels.boxes, ego2img, config)), lines)
+    return ImageTargets(depth_bin, surface, torch.from_numpy(image_heat(labels.boxes, ego2img, config)).half(), lines)
 
 
 def feature_shape(config: ModelConfig, stride: int) -> tuple[int, int]:
@@ -111,7 +117,7 @@ def add_bell(heat: Floats, center: NDArray[np.floating], sigma: NDArray[np.float
     np.maximum(window, np.outer(y, x), out=window)
 
 
-def image_lines(lines: MapLines, ego2img: Floats, config: ModelConfig) -> Floats:
+def image_lines(lines: MapLines, ego2img: Floats, config: ModelConfig) -> NDArray[np.uint8]:
     """(6, 3, Hf, Wf): map elements on the ground as the cameras see them; pieces behind a camera are left out."""
     rows, columns = feature_shape(config, config.view.feature_stride)
     canvas = np.zeros((len(ego2img), len(MAP_CLASSES), rows, columns), dtype=np.uint8)
@@ -125,4 +131,4 @@ def image_lines(lines: MapLines, ego2img: Floats, config: ModelConfig) -> Floats
             fixed = np.round(pixel.clip(-1e3, 1e3) * 16).astype(np.int32)
             pieces = [fixed[index : index + 2, None] for index in np.flatnonzero(ahead[:-1] & ahead[1:])]
             cv2.polylines(canvas[camera, class_id], pieces, isClosed=False, color=(1,), thickness=1, shift=4)
-    return canvas.astype(np.float32)
+    return canvas

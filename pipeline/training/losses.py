@@ -106,13 +106,13 @@ class MapLoss:
         """One layer of one sample: logits (Q, 3), state (Q, 20), reference control points (Q, 6, 3)."""
         assert target.lines is not None and target.line_class is not None and target.line_closed is not None
         control = state[:, :-2].reshape(-1, bspline.CONTROL_POINTS, 3)
-        curve = self.basis @ control  # (Q, 20, 3)
+        curve = self.basis @ control  # (Q, LINE_POINTS, 3)
         truth = torch.zeros_like(logits)
         if len(target.line_class) == 0:
             return 2.0 * focal_loss(logits, truth)
         query, label, order = self.match(logits, curve.detach(), reference, target, one)
         truth[query, target.line_class[label]] = 1.0
-        points = target.lines[label, order]  # (K, 20, 2)
+        points = target.lines[label, order]  # (K, LINE_POINTS, 2)
         found = curve[query]
         shift = (found[..., :2] - points).abs().sum(-1).mean(-1)  # (K,)
         distance = 0.5 * shift + chamfer(found[..., :2], points) + 0.1 * found[..., 2].abs().mean(-1)

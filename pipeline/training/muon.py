@@ -8,11 +8,13 @@ which this one reads as matrices (outputs, the rest).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from pipeline.training.ranks import ALONE, Ranks
 
 # Newton-Schulz iteration x <- a x + (b x x^T + c (x x^T)^2) x, with Jordan's coefficients: singular values end between 0.7 and 1.2 after five rounds.
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
@@ -21,27 +23,41 @@ SMALLEST_SIDE = 8
 
 
 class Muon(torch.optim.Optimizer):
-    """Parameters of at least two dimensions; the first one counts as rows, the others together as columns."""
+    """Parameters of at least two dimensions; the first one counts as rows, the others together as columns.
 
-    def __init__(self, parameters: Iterable[nn.Parameter], lr: float, momentum: float = 0.9, weight_decay: float = 0.0) -> None:
+    The ranks share the work: each makes the updates of its own matrices orthogonal, then they exchange them.
+    """
+
+    def __init__(
+        self, parameters: Iterable[nn.Parameter], lr: float, momentum: float = 0.9, weight_decay: float = 0.0, ranks: Ranks = ALONE
+    ) -> None:
         super().__init__(parameters, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+        self._ranks = ranks
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """One update of all parameters that have a gradient; `closure` is not used."""
         for group in self.param_groups:
-            # Matrices of one shape go through the iteration together: a hundred small products one by one would cost more than the arithmetic.
-            stacks: dict[tuple[int, int], list[tuple[Tensor, Tensor]]] = {}
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    update = self._direction(parameter, group["momentum"])
-                    rows, columns = update.shape
-                    flat = update if rows <= columns else update.T
-                    stacks.setdefault((min(rows, columns), max(rows, columns)), []).append((parameter, flat))
-            for members in stacks.values():
-                updates = orthogonal(torch.stack([flat for _, flat in members]))
-                for (parameter, _), update in zip(members, updates, strict=True):
-                    self._apply(parameter, update, group["lr"], group["weight_decay"])
+            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+            updates = [self._direction(parameter, group["momentum"]) for parameter in parameters]
+            for parameter, update in zip(parameters, self._orthogonal(updates), strict=True):
+                self._apply(parameter, update, group["lr"], group["weight_decay"])
+
+    def _orthogonal(self, updates: list[Tensor]) -> list[Tensor]:
+        """The updates (rows, columns), made orthogonal."""
+        wide = [update if update.shape[0] <= update.shape[1] else update.T for update in updates]
+        exchanged = torch.zeros(sum(update.numel() for update in wide))
+        places = [flat.view(update.shape) for flat, update in zip(exchanged.split([update.numel() for update in wide]), wide, strict=True)]
+        # Matrices of one shape go through the iteration together: a hundred small products one by one would cost more than the arithmetic.
+        stacks: dict[tuple[int, int], list[int]] = {}
+        for number in share_of_work([(update.shape[0], update.shape[1]) for update in wide], self._ranks):
+            rows, columns = wide[number].shape
+            stacks.setdefault((rows, columns), []).append(number)
+        for numbers in stacks.values():
+            for number, result in zip(numbers, orthogonal(torch.stack([wide[number] for number in numbers])), strict=True):
+                places[number].copy_(result)
+        self._ranks.sum_(exchanged)
+        return [place if place.shape == update.shape else place.T for place, update in zip(places, updates, strict=True)]
 
     def _direction(self, parameter: Tensor, momentum: float) -> Tensor:
         """Nesterov momentum as a matrix (rows, columns)."""
@@ -57,7 +73,19 @@ class Muon(torch.optim.Optimizer):
         rows, columns = len(parameter), parameter[0].numel()
         # Taller than wide: scaled up, so that outputs change alike for all shapes.
         step = lr * max(1.0, rows / columns) ** 0.5
-        parameter.mul_(1 - lr * weight_decay).add_((update if rows <= columns else update.T).reshape(parameter.shape), alpha=-step)
+        parameter.mul_(1 - lr * weight_decay).add_(update.reshape(parameter.shape), alpha=-step)
+
+
+def share_of_work(shapes: Sequence[tuple[int, int]], ranks: Ranks) -> list[int]:
+    """Which of the matrices this rank works on: the most expensive first, each to the rank with the least to do so far."""
+    cost = [rows * rows * (2 * columns + rows) for rows, columns in shapes]
+    load, own = [0] * ranks.size, []
+    for number in sorted(range(len(shapes)), key=lambda number: -cost[number]):
+        rank = load.index(min(load))
+        load[rank] += cost[number]
+        if rank == ranks.rank:
+            own.append(number)
+    return own
 
 
 def orthogonal(matrices: Tensor) -> Tensor:

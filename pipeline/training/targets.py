@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import cv2
 import numpy as np
@@ -14,19 +13,21 @@ from torch import Tensor
 
 from pipeline.config import ModelConfig
 from pipeline.dataset.occupancy import ORIGIN_M, SHAPE, VOXEL_M
-from pipeline.models.anchors import ANCHOR_SHAPE, resample
+from pipeline.models.anchors import ANCHOR_SHAPE, resample, ring_corners
+from pipeline.models.bspline import CONTROL_POINTS, basis
 from pipeline.models.heads.detection import BOX_STATE, POSITION_STEP_M, SHAPE_NUMBERS
 from pipeline.models.point_maps import bev_cell_centers
 from pipeline.taxonomy import DETECTION_CLASSES, MAP_CLASSES, OCCUPANCY_FREE
 from pipeline.training.augmentation import Augmentation, occupancy_on_grid
-from pipeline.training.image_targets import ImageTargets, add_bell, make_image_targets
+from pipeline.training.image_targets import ImageTargets, add_bell
 from pipeline.training.labels import UNSEEN, BoxLabels, Labels, MapLines
 
 Floats = NDArray[np.float32]
 # How far from a box or a line a BEV cell is taught the way to it, m: as far as the next anchor may be.
 FIELD_REACH_M = 4.0
-# Points of a map element that the loss compares.
-LINE_POINTS = 20
+# Points of a map element that the loss compares: the ends of the sides between control points, and three on each side.
+LINE_POINTS = 4 * (CONTROL_POINTS - 1) + 1
+SIDE_POINTS = basis(LINE_POINTS, degree=1)
 
 
 def _axis_range_m(axis: int) -> tuple[float, float]:
@@ -36,10 +37,6 @@ def _axis_range_m(axis: int) -> tuple[float, float]:
 # Most voxels are free. The loss looks at one of so many of them, chosen anew each time.
 FREE_THINNING = 4
 OCC3D_RANGE_M = (_axis_range_m(0), _axis_range_m(1), _axis_range_m(2))
-
-
-# What a step trains: the image features alone, all that comes after them, or everything.
-Part = Literal["image", "bev", "all"]
 
 
 @dataclass(frozen=True)
@@ -65,8 +62,8 @@ class Targets:
     """Targets of one sample; None where there is no label, or where the step does not train the part.
 
     boxes: (M, 11) box states with NaN velocities where unknown, and box_class (M,).
-    lines: (L, V, 20, 2) the same element in its V equivalent point orders (the order does not matter, so the loss takes the nearest), metres;
-    line_class (L,), line_closed (L,).
+    lines: (L, V, LINE_POINTS, 2) the same element in its V equivalent point orders, metres (the order does not matter, so the loss takes the
+    nearest); line_class (L,), line_closed (L,).
     """
 
     boxes: Tensor
@@ -79,22 +76,23 @@ class Targets:
 
 
 def make_targets(
-    labels: Labels, augmentation: Augmentation, ego2img: Floats, config: ModelConfig, random: np.random.Generator, part: Part = "all"
+    labels: Labels, augmentation: Augmentation, image: ImageTargets | None, config: ModelConfig, random: np.random.Generator, image_only: bool = False
 ) -> Targets:
     """Targets for labels that are already in the augmented frame (occupancy alone is still in the ego frame).
 
-    `ego2img` (6, 4, 4) is as the network gets it; `random` chooses the free voxels that count.
+    `image` are the targets in the (mirrored) images; `random` chooses the free voxels that count. `image_only` leaves out what lies in the
+    BEV grid.
     """
     labels = replace(labels, boxes=boxes_in_range(labels.boxes, config))
     lines = labels.map
     return Targets(
         boxes=torch.from_numpy(box_states(labels.boxes)),
         box_class=torch.from_numpy(labels.boxes.class_id),
-        lines=None if lines is None else torch.from_numpy(line_orders(lines)),
+        lines=None if lines is None or image_only else torch.from_numpy(line_orders(lines)),
         line_class=None if lines is None else torch.from_numpy(lines.class_id),
         line_closed=None if lines is None else torch.from_numpy(lines.closed),
-        bev=None if part == "image" else make_bev_targets(labels, augmentation, config, random),
-        image=None if part == "bev" else make_image_targets(labels, ego2img, config),
+        bev=None if image_only else make_bev_targets(labels, augmentation, config, random),
+        image=image,
     )
 
 
@@ -130,17 +128,22 @@ def box_states(boxes: BoxLabels) -> Floats:
 
 
 def line_orders(lines: MapLines) -> Floats:
-    """(L, V, 20, 2): forwards and backwards; a closed element also from every point on. Open elements repeat their two orders to fill V."""
-    count = 2 * (LINE_POINTS - 1) if lines.closed.any() else 2
+    """(L, V, LINE_POINTS, 2): forwards and backwards; a closed element also from each of its corners on. Open elements repeat their two orders to
+    fill V.
+
+    The points of an open element lie at equal length along it, those of a closed one at equal shares of each of its sides (`ring_corners`).
+    """
+    sides = CONTROL_POINTS - 1
+    count = 2 * sides if lines.closed.any() else 2
     orders = np.zeros((len(lines.class_id), count, LINE_POINTS, 2), dtype=np.float32)
     for number, (line, closed) in enumerate(zip(lines.points_m, lines.closed, strict=True)):
-        points = resample(line, LINE_POINTS)
         if not closed:
+            points = resample(line, LINE_POINTS)
             orders[number, 0::2], orders[number, 1::2] = points, points[::-1]
             continue
-        ring = points[:-1]
-        for shift in range(LINE_POINTS - 1):
-            turned = np.roll(ring, -shift, axis=0)
+        ring = SIDE_POINTS @ ring_corners(line)
+        for shift in range(sides):
+            turned = np.roll(ring[:-1], -shift * (LINE_POINTS - 1) // sides, axis=0)
             turned = np.concatenate([turned, turned[:1]])
             orders[number, 2 * shift], orders[number, 2 * shift + 1] = turned, turned[::-1]
     return orders

@@ -12,7 +12,8 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,8 @@ from torch import Tensor, nn
 from pipeline.config import Config, TrainConfig
 from pipeline.dataset.images import ImageStore
 from pipeline.dataset.index import Index
-from pipeline.errors import ModelError
+from pipeline.errors import ConfigError, ModelError
+from pipeline.execution import keep_freed_memory
 from pipeline.io import write_json, write_text
 from pipeline.maps.store import MapStore
 from pipeline.models.anchors import build_anchors
@@ -43,11 +45,13 @@ from pipeline.training.losses import MapLoss, OccupancyLoss, detection_loss
 from pipeline.training.muon import Muon, is_matrix
 from pipeline.training.prefetch import prefetch
 from pipeline.training.priors import set_priors
+from pipeline.training.ranks import ALONE, Ranks, run_ranks
 
 # A short memory of squared gradients: the default 0.999 averages over more steps than a warm-up has.
 ADAM_BETAS = (0.9, 0.99)
-# Tables that are looked up, not multiplied with.
-EMBEDDINGS = ("prior", "point_index")
+# Left to AdamW: tables that are looked up, not multiplied with, and the velocity block. Its gradient is mostly noise, and Muon makes a full step of
+# any gradient, which left all its ReLUs dead.
+NOT_FOR_MUON = re.compile(r"(prior|point_index)$|\.velocity\.")
 
 
 @dataclass(frozen=True)
@@ -64,24 +68,33 @@ class TrainResult:
 
 
 def train(config: Config, paths: Paths) -> TrainResult:
-    """Train the model on the training split and write models/float.
+    """Train the model on the training split and write models/float. Under torchrun this process is one of its ranks.
 
     Raises:
+        ConfigError: the ranks cannot share the batch evenly.
         DataError: no usable training sample, or a damaged image or label.
         ModelError: a loss is not finite.
     """
+    return run_ranks(_train_rank, config.train.processes, config, paths)
+
+
+def _train_rank(ranks: Ranks, config: Config, paths: Paths) -> TrainResult:
+    if config.train.batch_scenes % ranks.size:
+        raise ConfigError(f"train.batch_scenes is {config.train.batch_scenes}: it must be a multiple of the number of processes, {ranks.size}")
+    keep_freed_memory()
     torch.set_num_threads(config.train.threads)
     torch.manual_seed(config.train.seed)
     index = Index.open(paths.index_dir)
     labels = LabelStore(index, MapStore.open(paths.maps_dir) if paths.maps_dir.is_dir() else None)
-    loader = BatchLoader(config, index, ImageStore(index, config.model.image_size, paths.image_cache_dir), labels)
+    loader = BatchLoader(config, index, ImageStore(index, config.model.image_size, paths.image_cache_dir), labels, ranks)
     records = [loader.record(token) for token in index.tokens("train")]
     counts = available_tasks(labels, records, config.model.tasks)
-    trainer = Trainer(config, loader, build_model(config, labels, records), counts, occupancy_weights(labels, records))
+    trainer = Trainer(config, loader, build_model(config, labels, records), counts, occupancy_weights(labels, records), ranks)
     checkpoint = CheckpointFile(paths.checkpoint_dir, run_key(config, index.fingerprint))
     trainer.run(checkpoint)
-    trainer.save(paths.float_dir)
-    checkpoint.remove()
+    if ranks.rank == 0:
+        trainer.save(paths.float_dir)
+        checkpoint.remove()
     return TrainResult(config.train.steps, trainer.rows[-1]["loss"], tuple(task for task, count in counts.items() if count == 0))
 
 
@@ -122,32 +135,43 @@ def learning_rate_factor(step: int, config: TrainConfig) -> float:
     return 0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * progress))
 
 
-def make_optimizers(modules: list[nn.Module], config: TrainConfig) -> tuple[torch.optim.Optimizer, torch.optim.Optimizer]:
+def make_optimizers(modules: Sequence[nn.Module], config: TrainConfig, ranks: Ranks) -> tuple[torch.optim.Optimizer, torch.optim.Optimizer]:
     """Muon for the matrices, AdamW for all other parameters; only matrices decay."""
     named = [(name, parameter) for module in modules for name, parameter in module.named_parameters()]
-    matrices = [parameter for name, parameter in named if is_matrix(parameter) and not name.endswith(EMBEDDINGS)]
+    matrices = [parameter for name, parameter in named if is_matrix(parameter) and not NOT_FOR_MUON.search(name)]
     chosen = {id(parameter) for parameter in matrices}
     others = [parameter for _, parameter in named if id(parameter) not in chosen]
-    muon = Muon(matrices, lr=config.matrix_learning_rate, weight_decay=config.weight_decay)
+    muon = Muon(matrices, lr=config.matrix_learning_rate, weight_decay=config.weight_decay, ranks=ranks)
     return muon, torch.optim.AdamW(others, lr=config.learning_rate, betas=ADAM_BETAS, weight_decay=0.0, fused=True)
 
 
 class Trainer:
-    """State of a run: network, branches, optimizer, averaged weights, task weights, instance banks."""
+    """State of a run on one rank: network, branches, optimizer, averaged weights, task weights (alike on all ranks), and its instance banks."""
 
-    def __init__(self, config: Config, loader: BatchLoader, model: MultitaskModel, label_counts: Mapping[str, int], class_weights: Tensor) -> None:
-        self.config, self.loader, self.label_counts = config, loader, dict(label_counts)
+    def __init__(
+        self,
+        config: Config,
+        loader: BatchLoader,
+        model: MultitaskModel,
+        label_counts: Mapping[str, int],
+        class_weights: Tensor,
+        ranks: Ranks = ALONE,
+    ) -> None:
+        self.config, self.loader, self.label_counts, self.ranks = config, loader, dict(label_counts), ranks
         self.model = channels_last(model)
         self.auxiliary = channels_last(AuxiliaryLosses(config.model, config.train.auxiliary))
         self.average = torch.optim.swa_utils.AveragedModel(
             self.model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(config.train.ema_decay), use_buffers=False
         )
-        self.optimizers = make_optimizers([self.model, self.auxiliary], config.train)
+        self.parameters = [*self.model.parameters(), *self.auxiliary.parameters()]
+        self.statistics = [buffer for name, buffer in self.model.named_buffers() if name.endswith(("running_mean", "running_var"))]
+        self.optimizers = make_optimizers([self.model, self.auxiliary], config.train, ranks)
         self.tasks = tuple(task for task in config.model.tasks if label_counts[task] > 0)
         self.task_weights: dict[str, float] = {task: config.train.balance.initial.get(task, 1.0) for task in self.tasks}
         self.map_loss, self.occupancy_loss = MapLoss(config.model, config.train.one_to_one_last), OccupancyLoss(class_weights)
         anchors = self.model.box_anchors.numpy()
-        self.banks = [InstanceBank(config.model.detection, anchors, config.model.neck.channels) for _ in range(config.train.batch_scenes)]
+        slots = config.train.batch_scenes // ranks.size
+        self.banks = [InstanceBank(config.model.detection, anchors, config.model.neck.channels) for _ in range(slots)]
         self.rows: list[dict[str, float]] = []
         self.step = 0
 
@@ -156,13 +180,12 @@ class Trainer:
         checkpoint.load_into(self)
         steps = self.config.train.image_steps + self.config.train.steps
         batches = zip(range(self.step, steps), prefetch(self.loader.steps(self.step)), strict=False)
-        for step, batch in track(batches, "train", total=steps - self.step):
+        for step, batch in track(batches, "train", total=steps - self.step) if self.ranks.rank == 0 else batches:
             losses = self.train_step(batch)
             self.step = step + 1
             if self.step % self.config.train.log_every == 0 or self.step == steps:
-                self.rows.append(
-                    {"step": self.step, "learning_rate": self.config.train.learning_rate * learning_rate_factor(step, self.config.train), **losses}
-                )
+                rate = self.config.train.learning_rate * learning_rate_factor(step, self.config.train)
+                self.rows.append({"step": self.step, "learning_rate": rate, **mean_values(self.ranks.gather(losses))})
             if self.step % self.config.train.checkpoint_every == 0 and self.step < steps:
                 checkpoint.save(self)
 
@@ -172,7 +195,7 @@ class Trainer:
         if self.step < self.config.train.image_steps:
             return self._image_step(batch)
         inputs = self.inputs(batch)
-        outputs = self._forward(inputs)
+        outputs = self.model(inputs)
         task_losses = self.task_losses(outputs, inputs, batch)
         extra = self.auxiliary(outputs, batch.targets)
         self._balance(task_losses, outputs)
@@ -189,15 +212,6 @@ class Trainer:
             raise ModelError(f"loss is not finite at step {self.step} ({names}); samples {', '.join(batch.tokens)}")
         self._optimize(total)
         return {**losses, **{f"weight_{task}": weight for task, weight in self.task_weights.items()}}
-
-    def _forward(self, inputs: Inputs) -> Outputs:
-        if not self.config.train.freeze_image:
-            return self.model(inputs)
-        for module in (self.model.backbone, self.model.neck, self.model.depth_head):
-            module.eval()
-        with torch.no_grad():
-            features, depth_logits = self.model.image_part(inputs.images)
-        return self.model.heads(self.model.lift(features, depth_logits, inputs), inputs)
 
     def _image_step(self, batch: Batch) -> dict[str, float]:
         features, depth_logits = self.model.image_part(batch.images)
@@ -228,8 +242,8 @@ class Trainer:
     def _balance(self, losses: dict[str, Tensor], outputs: Outputs) -> None:
         balance = self.config.train.balance
         if balance.method == "gradient_norm" and len(losses) > 1 and self.step % balance.every == 0:
-            shared = [outputs.bev] if self.config.train.freeze_image else list(outputs.image_features.values())
-            self.task_weights = update_weights(self.task_weights, gradient_norms(losses, shared), balance)
+            norms = mean_values(self.ranks.gather(gradient_norms(losses, list(outputs.image_features.values()))))
+            self.task_weights = update_weights(self.task_weights, norms, balance)
 
     def _optimize(self, loss: Tensor) -> None:
         factor, train = learning_rate_factor(self.step, self.config.train), self.config.train
@@ -237,8 +251,8 @@ class Trainer:
             optimizer.param_groups[0]["lr"] = factor * peak
             optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        parameters = [*self.model.parameters(), *self.auxiliary.parameters()]
-        nn.utils.clip_grad_norm_(parameters, train.clip_norm, foreach=True)
+        self.ranks.average_gradients(self.parameters, self.statistics)
+        nn.utils.clip_grad_norm_(self.parameters, train.clip_norm, foreach=True)
         for optimizer in self.optimizers:
             optimizer.step()
         self.average.update_parameters(self.model)
@@ -271,6 +285,12 @@ class Trainer:
         save_model(directory / "model.pt", self.config.model, self.averaged_state(), self.tasks)
         write_text(directory / "curves.csv", curves_csv(self.rows))
         write_json(directory / "metrics.json", metrics)
+
+
+def mean_values(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Mean of each name over the rows that have it."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: float(np.mean([row[name] for row in rows if name in row])) for name in names}
 
 
 def curves_csv(rows: list[dict[str, float]]) -> str:

@@ -21,7 +21,7 @@ SMALL: dict[str, Any] = {
         "map": {"num_query": 16},
         "occupancy": {"channels": 32},
     },
-    "train": {"steps": 4, "batch_scenes": 1, "threads": 1},
+    "train": {"steps": 4, "batch_scenes": 1, "processes": 1},
     "quantization": {"calibration_batches": 2},
     "execution": {"workers": 1},
 }

@@ -10,6 +10,7 @@ from pipeline.models.heads.detection import POSITION_STEP_M
 from pipeline.models.point_maps import bev_cell_centers, depth_to_bin
 from pipeline.taxonomy import DETECTION_CLASSES, OCCUPANCY_FREE
 from pipeline.training.augmentation import Augmentation
+from pipeline.training.image_targets import make_image_targets
 from pipeline.training.labels import UNSEEN, BoxLabels, Labels, MapLines
 from pipeline.training.targets import FREE_THINNING, Targets, make_targets, thin_free
 from tests.models.tiny import tiny_config
@@ -26,7 +27,7 @@ def targets() -> Targets:
     lines = MapLines([np.float32([[-14, 3.0], [14, 3.0]])], np.array([2]), np.array([False]))
     semantics = np.full((200, 200, 16), OCCUPANCY_FREE, dtype=np.uint8)
     labels = Labels(boxes, lines, semantics, np.float32([[9.0, 1.0, 0.8], [12.0, -6.0, 0.8]]), np.uint8([4, 11]))
-    return make_targets(labels, Augmentation(), example_rig(config), config, np.random.default_rng(0))
+    return make_targets(labels, Augmentation(), make_image_targets(labels, example_rig(config), config), config, np.random.default_rng(0))
 
 
 def test_box_peak_is_at_its_bev_cell(targets: Targets) -> None:

@@ -19,7 +19,9 @@ from pipeline.models.point_maps import point_maps
 from pipeline.training.augmentation import Augmentation
 from pipeline.training.batches import Batch, Sample, collate
 from pipeline.training.checkpoint import CheckpointFile
+from pipeline.training.image_targets import make_image_targets
 from pipeline.training.labels import BoxLabels, Labels, MapLines
+from pipeline.training.ranks import ALONE, Ranks
 from pipeline.training.targets import make_targets
 from pipeline.training.trainer import Trainer, learning_rate_factor
 from tests.models.tiny import TINY
@@ -32,11 +34,11 @@ def make_config(**train: object) -> Config:
         "model": TINY,
         "train": {
             "image_steps": 0,
-            "freeze_image": False,
             "steps": 6,
             "batch_scenes": 2,
             "log_every": 1,
             "checkpoint_every": 3,
+            "processes": 1,
             "threads": 2,
             "balance": {"every": 2},
         },
@@ -66,7 +68,7 @@ def random_sample(config: Config, seed: int, starts_scene: bool, empty: bool = F
     rig = example_rig(config.model)
     maps = point_maps(rig, config.model.image_size, config.model.view)
     images = random.integers(0, 256, (6, *config.model.image_size, 3)).astype(np.uint8)
-    targets = make_targets(labels, Augmentation(), rig, config.model, random)
+    targets = make_targets(labels, Augmentation(), make_image_targets(labels, rig, config.model), config.model, random)
     return Sample(f"sample-{seed}", starts_scene, images, rig, *maps, np.eye(4), seed * 500_000, targets)
 
 
@@ -84,10 +86,10 @@ class RandomLoader:
             step += 1
 
 
-def new_trainer(config: Config, counts: dict[str, int] | None = None, empty: bool = False) -> Trainer:
+def new_trainer(config: Config, counts: dict[str, int] | None = None, empty: bool = False, ranks: Ranks = ALONE) -> Trainer:
     torch.manual_seed(0)
     model = MultitaskModel(config.model, build_anchors(config.model, np.zeros((0, 3), np.float32), [], 0))
-    return Trainer(config, RandomLoader(config, empty), model, counts or ALL, torch.ones(18))  # type: ignore[arg-type]
+    return Trainer(config, RandomLoader(config, empty), model, counts or ALL, torch.ones(18), ranks)  # type: ignore[arg-type]
 
 
 def test_all_parameters_get_finite_gradients_and_the_loss_falls() -> None:
@@ -169,15 +171,3 @@ def test_the_image_part_trains_backbone_and_depth_only() -> None:
     assert "detection" not in values
     trained = {name.split(".")[0] for name, parameter in trainer.model.named_parameters() if parameter.grad is not None}
     assert trained == {"backbone", "neck", "depth_head"}
-
-
-def test_a_frozen_image_part_does_not_move() -> None:
-    config = make_config(image_steps=1, freeze_image=True)
-    trainer = new_trainer(config)
-    batches = trainer.loader.steps()
-    trainer.train_step(next(batches))
-    before = {name: value.clone() for name, value in trainer.model.state_dict().items()}
-    trainer.step = 1
-    trainer.train_step(next(batches))
-    moved = {name.split(".")[0] for name, value in trainer.model.state_dict().items() if not torch.equal(value, before[name])}
-    assert moved == {"view_transform", "detection", "map", "occupancy"}

@@ -90,16 +90,16 @@ class PointMixer(nn.Module):
     something was found, and with it the direction in which the instance has to move.
     """
 
-    def __init__(self, channels: int, points: int, groups: int) -> None:
+    def __init__(self, channels: int, points: int, groups: int, sampled_channels: int | None = None) -> None:
         super().__init__()
         self.points, self.groups = points, groups
         self.weights = nn.Linear(channels, groups * points)
         nn.init.zeros_(self.weights.weight)
         nn.init.zeros_(self.weights.bias)
-        self.mix = nn.Linear(channels * points, channels)
+        self.mix = nn.Linear((sampled_channels or channels) * points, channels)
 
     def forward(self, sampled: Tensor, query: Tensor) -> Tensor:
-        """(B, C, N, P) features and (B, N, C) instances -> (B, N, C)."""
+        """(B, Cs, N, P) features and (B, N, C) instances -> (B, N, C)."""
         batch, channels, instances, points = sampled.shape
         weights = self.weights(query).reshape(batch, instances, self.groups, points).softmax(dim=-1) * points
         weights = weights.permute(0, 2, 1, 3).reshape(batch * self.groups, 1, instances, points)

@@ -107,8 +107,7 @@ class DetectionLayer(nn.Module):
         self.key_points = KeyPoints(channels, head.key_points)
         self.sampler = FeatureSampler(config)
         self.from_cameras = PointMixer(channels, head.key_points, head.groups)
-        self.from_bev = PointMixer(channels, head.key_points, head.groups) if head.sample_bev else None
-        self.bev_in = nn.Conv2d(config.view.channels, channels, 1) if head.sample_bev else None
+        self.from_bev = PointMixer(channels, head.key_points, head.groups, config.view.channels) if head.sample_bev else None
         self.merge = nn.Linear(channels * (2 if head.sample_bev else 1), channels)
         self.norm_sample = nn.LayerNorm(channels)
         self.feed_forward = FeedForward(channels, channels)
@@ -125,8 +124,8 @@ class DetectionLayer(nn.Module):
         query = instance + embedding
         points_m = self.key_points(query, boxes)
         found = self.from_cameras(self.sampler.cameras(points_m, feature, ego2img), query)
-        if self.from_bev is not None and self.bev_in is not None:
-            found_bev = self.from_bev(self.sampler.bird_eye(points_m, self.bev_in(bev)), query)
+        if self.from_bev is not None:
+            found_bev = self.from_bev(self.sampler.bird_eye(points_m, bev), query)
             found = torch.cat([found, found_bev], dim=-1)
         instance = self.norm_sample(instance + self.merge(found))
         instance = self.norm_out(instance + self.feed_forward(instance))

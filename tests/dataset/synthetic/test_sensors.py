@@ -24,7 +24,7 @@ def rendered():
     rng = np.random.default_rng(3)
     plan = make_layout(rng)
     ground = make_ground(plan, rng)
-    traffic = make_traffic(plan, 1.5, rng)
+    traffic = make_traffic(plan, 1.5, 30.0, rng)
     world = World(ground, make_scenery(plan, ground, rng), traffic.actors)
     light, rig = make_light(rng), make_rig(200, 112, rng)
     x, y, _, yaw = traffic.ego.poses(np.array([0.7]))[0]
