@@ -2,13 +2,15 @@
 
     python benchmarks/j6_public_rows.py
 
-Exports HENet TinyE (224x224 classifier) and the preset v1_j6m as multi-task and single-task networks with random weights, profiles them for the J6M
-and prints simulated and public milliseconds. The networks are our own: docs/j6-model.md says where they differ from the vendor's.
+Exports HENet TinyE (224x224 classifier) and the preset v1_j6m as multi-task and single-task networks with random weights, profiles them for the J6M,
+prints simulated and public milliseconds and draws docs/j6-public.svg. The networks are our own: docs/j6-model.md says where they differ from the
+vendor's.
 """
 
 from __future__ import annotations
 
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -41,23 +43,63 @@ def classifier(path: Path) -> Path:
     return path
 
 
-def main() -> None:
+@dataclass(frozen=True)
+class Row:
+    """A network: simulated ms with all activations int8 and all int16, and the vendor's public ms for an int8/int16 mix."""
+
+    network: str
+    int8_ms: float
+    int16_ms: float
+    public_ms: float
+
+
+def row_of(name: str, path: Path, public_ms: float) -> Row:
     chip = load_chip("j6m")
+    int8, int16 = (latency_ms(compile_model(path, chip, CompileOptions(assume_dtype=dtype))) for dtype in ("int8", "int16"))
+    return Row(name, int8, int16, public_ms)
+
+
+def draw(rows: list[Row], path: Path) -> None:
+    """The range from all int8 to all int16 as a bar, the public figure as a point."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    matplotlib.rcParams["svg.hashsalt"] = "j6-public"
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7, 3))
+    for y, row in enumerate(rows):
+        axes.barh(
+            y,
+            row.int16_ms - row.int8_ms,
+            left=row.int8_ms,
+            height=0.5,
+            color="#2f6fb0",
+            alpha=0.6,
+            label="simulated, int8 to int16" if not y else None,
+        )
+        axes.plot(row.public_ms, y, "o", color="#b23b3b", label="public J6M" if not y else None)
+    axes.set(xscale="log", xlabel="latency (ms)", yticks=range(len(rows)), yticklabels=[row.network for row in rows])
+    axes.legend(loc="lower right")
+    figure.tight_layout()
+    figure.savefig(path, metadata={"Date": None})
+
+
+def main() -> None:
     config = load_config(ROOT / "params.yaml", preset_overrides("v1_j6m")).model
     variants = {
         "three tasks": (config, 28.38),
         "detection": (config.model_copy(update={"tasks": ("detection",)}), 10.44),
         "map": (config.model_copy(update={"tasks": ("map",)}), 11.46),
-        "occupancy at 512x960": (config.model_copy(update={"tasks": ("occupancy",), "image_size": (512, 960)}), 7.65),
+        "occupancy, 512x960": (config.model_copy(update={"tasks": ("occupancy",), "image_size": (512, 960)}), 7.65),
     }
     with tempfile.TemporaryDirectory() as folder:
-        path = classifier(Path(folder) / "tiny_e.onnx")
-        print(f"HENet TinyE 224: simulated {latency_ms(compile_model(path, chip)):.2f} ms, public 0.50 ms")
-        for name, (variant, public_ms) in variants.items():
-            path = multitask(variant, Path(folder) / "model.onnx")
-            int8, int16 = (latency_ms(compile_model(path, chip, CompileOptions(assume_dtype=dtype))) for dtype in ("int8", "int16"))
-            print(f"v1_j6m {name}: simulated {int8:.2f} ms (all int8), {int16:.2f} ms (all int16), public {public_ms} ms")
-    print(f"chip profile {chip.hash[:12]}")
+        rows = [row_of("HENet TinyE, 224x224 classifier", classifier(Path(folder) / "tiny_e.onnx"), 0.50)]
+        rows += [row_of(name, multitask(variant, Path(folder) / "model.onnx"), public_ms) for name, (variant, public_ms) in variants.items()]
+    for row in rows:
+        print(f"| {row.network} | {row.int8_ms:.2f} ms | {row.int16_ms:.2f} ms | {row.public_ms:.2f} ms |")
+    draw(rows, ROOT / "docs" / "j6-public.svg")
+    print(f"chip profile {load_chip('j6m').hash[:12]}")
 
 
 if __name__ == "__main__":
