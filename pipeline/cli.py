@@ -58,6 +58,13 @@ def main(argv: list[str] | None = None) -> int:
     except BevError as error:
         print(f"bevj6 {options.verb}: error: {error}", file=sys.stderr)
         return 1
+    except OSError as error:
+        from pipeline.stages.main import STORAGE_FULL
+
+        if error.errno not in STORAGE_FULL:
+            raise
+        print(f"bevj6 {options.verb}: error: cannot write {error.filename or ''}: {error.strerror}", file=sys.stderr)
+        return 1
     print(json.dumps(answer.document, indent=2, sort_keys=True) if options.json else answer.text)
     return int(answer.status)
 

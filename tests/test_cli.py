@@ -135,9 +135,12 @@ def test_doctor_tells_faults_from_absent_services(built_copy: Path, capsys: pyte
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         monkeypatch.setenv("PREFECT_API_URL", f"http://127.0.0.1:{probe.getsockname()[1]}/api")
+        with (built_copy / "params.yaml").open("a") as params:
+            params.write(f"execution:\n  dask_address: tcp://127.0.0.1:{probe.getsockname()[1]}\n")
     status, out, _ = run(capsys, "doctor", "--project", str(built_copy))
     assert status == 1
     assert "FAULT  prefect (PREFECT_API_URL)" in out
+    assert "FAULT  dask (execution.dask_address)" in out
     assert "cannot connect" in out
 
 

@@ -15,6 +15,8 @@ from typing import Any
 
 from pipeline.config import load_config
 from pipeline.errors import BevError
+from pipeline.paths import Paths
+from pipeline.tracking.outbox import parked_folders
 from pipeline.tracking.service import check_reachable, find_service
 
 MIN_FREE_BYTES = 5e9  # the default run writes about 1 GB, the environment is installed already
@@ -45,6 +47,8 @@ def examine(root: Path) -> list[Check]:
         ("mlflow", lambda: _mlflow(root)),
         ("s3 (MLFLOW_S3_ENDPOINT_URL)", lambda: _address("MLFLOW_S3_ENDPOINT_URL", "")),
         ("prefect (PREFECT_API_URL)", lambda: _address("PREFECT_API_URL", "/health")),
+        ("dask (execution.dask_address)", lambda: _dask(root)),
+        ("outbox", lambda: _outbox(root)),
     ]
     return [_check(name, look) for name, look in checks]
 
@@ -92,6 +96,20 @@ def _mlflow(root: Path) -> str:
         return f"{uri} (embedded; set MLFLOW_TRACKING_URI for a server)"
     check_reachable(uri, "MLflow (MLFLOW_TRACKING_URI)")
     return _get(f"{uri.rstrip('/')}/health")
+
+
+def _dask(root: Path) -> str | None:
+    address = load_config(root / "params.yaml").execution.dask_address
+    if address is None:
+        return None
+    check_reachable(address, "Dask scheduler (execution.dask_address)")
+    return f"{address} answers"
+
+
+def _outbox(root: Path) -> str | None:
+    """Versions that could not be sent yet: no fault, but somebody should know."""
+    count = len(parked_folders(Paths(root)))
+    return f"{count} versions wait for MLflow; `bevj6 register` sends them" if count else None
 
 
 def _address(variable: str, health: str) -> str | None:

@@ -39,7 +39,7 @@ def park(paths: Paths, config: Config) -> Path:
         DataError, ModelError: as `read_release`.
     """
     release = read_release(paths, config)
-    folders = _folders(paths)
+    folders = parked_folders(paths)
     for folder in folders:
         if folder.name.endswith(release.key[:KEY_LENGTH]):
             return folder
@@ -57,10 +57,11 @@ def park(paths: Paths, config: Config) -> Path:
 
 def waiting(paths: Paths, config: Config) -> Iterator[Parked]:
     """Parked versions, oldest first. Names in MLflow come from `config`, everything else from the time at which they were parked."""
-    for folder in _folders(paths):
+    for folder in parked_folders(paths):
         then = load_config(folder / "params.yaml").model_copy(update={"tracking": config.tracking})
         yield Parked(folder, read_release(Paths(folder), then, GitState(**read_json(folder / "git.json"))))
 
 
-def _folders(paths: Paths) -> list[Path]:
+def parked_folders(paths: Paths) -> list[Path]:
+    """Folders of the versions that wait, oldest first."""
     return sorted(folder for folder in (paths.root / OUTBOX).glob("[0-9]*-*") if folder.is_dir())

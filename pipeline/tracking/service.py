@@ -27,6 +27,7 @@ CLIENT_DEFAULTS = {
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # stdout belongs to the one JSON document of `bevj6 --json`
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
 }
+DISK_FULL = ("database or disk is full", "disk I/O error", "No space left on device", "File too large")
 UNREACHABLE = ("Max retries exceeded", "Connection refused", "timed out", "Connection aborted", "unable to open database", "could not connect")
 
 
@@ -58,13 +59,13 @@ def find_service(root: Path) -> Service:
 
 
 def check_reachable(uri: str, service: str) -> None:
-    """Open and close a connection to an http address; other kinds are left to their client.
+    """Open and close a connection to an http or Dask address; other kinds are left to their client.
 
     Raises:
         ServiceError: naming the address and the variable that holds it.
     """
     parts = urlsplit(uri)
-    if parts.scheme not in ("http", "https"):
+    if parts.scheme not in ("http", "https", "tcp", "tls"):
         return
     port = parts.port or (443 if parts.scheme == "https" else 80)
     try:
@@ -115,6 +116,8 @@ def _service_error(service: Service, error: Exception) -> Exception:
         hint = "The server was started without this host name in --allowed-hosts"
     elif any(sign in text for sign in UNREACHABLE):
         hint = "The server is away"
+    elif any(sign in text for sign in DISK_FULL):
+        hint = "The disk is full; what was written so far does not count, register again when there is room"
     elif status in (401, 403):
         hint = "Set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or ask for the permission"
     elif service.uri.startswith("http") and isinstance(status, int) and status >= 500:
@@ -125,8 +128,9 @@ def _service_error(service: Service, error: Exception) -> Exception:
 
 
 def _quieten() -> None:
-    """Only warnings: not the dozens of lines of a database's first creation."""
+    """Only warnings: not the dozens of lines of a database's first creation, nor what becomes our own message."""
     import logging
 
     for name in ("alembic", "mlflow"):
         logging.getLogger(name).setLevel(logging.WARNING)
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # it logs a traceback of what it raises as well

@@ -269,7 +269,7 @@ def start_servers(up: Stack, project_root: Path, compose: dict[str, Any], mlflow
         "MLFLOW_S3_ENDPOINT_URL": up.s3, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
         "MLFLOW_AUTH_CONFIG_PATH": str(users), "MLFLOW_AUTH_ADMIN_USERNAME": up.environment["MLFLOW_TRACKING_USERNAME"],
         "MLFLOW_AUTH_ADMIN_PASSWORD": up.environment["MLFLOW_TRACKING_PASSWORD"], "MLFLOW_FLASK_SERVER_SECRET_KEY": secrets.token_hex(16),
-        "AWS_REQUEST_CHECKSUM_CALCULATION": "when_required",
+        "AWS_REQUEST_CHECKSUM_CALCULATION": "when_required", "AWS_RETRY_MODE": "standard", "AWS_MAX_ATTEMPTS": "3",
     }  # fmt: skip
     up.start("mlflow", [native(part, ports["mlflow"]) for part in mlflow_command], up.folder, extra)
     wait_until(f"mlflow ({up.log('mlflow')})", lambda: alive(up, "mlflow") and answers(f"{up.mlflow}/health"))

@@ -61,7 +61,7 @@ def versions(tmp_path_factory: pytest.TempPathFactory) -> Path:
     project = tmp_path_factory.mktemp("data-versions")
     subprocess.run(["git", "init", "--quiet"], cwd=project, check=True)
     dvc(project, "init")
-    (project / ".gitignore").write_text("/data/*\n!/data/*.dvc\n!/data/dataset.json\n")
+    (project / ".gitignore").write_text("/data/index\n/data/maps\n/data/nuscenes\n")
     write_data(project, {"a": [1.0], "b": [1.0, 2.0], "c": [3.0]})
     dvc(project, "add", "data/nuscenes", "data/index", "data/maps")
     commit(project, "one")
@@ -123,6 +123,7 @@ def test_real_data_that_change_outdate_the_data_stage(tmp_path: Path, project_ro
     source.mkdir()
     (source / "scene.json").write_text("[]")
     subprocess.run(["git", "init", "--quiet"], cwd=project, check=True)
+    shutil.copy(project_root / ".gitignore", project)  # DVC refuses to keep its files where git ignores them
     dvc(project, "init")
     stage = yaml.safe_load((project_root / "dvc.yaml").read_text())["stages"]["dataset"]
     kept: dict[str, Any] = {"deps": ["${dataset.watch}"], "params": stage["params"], "outs": ["data/dataset.json"]}

@@ -106,6 +106,28 @@ def test_server_lost_in_the_middle_leaves_no_half_version(
     assert [run.info.run_id for run in client.search_runs([experiment.experiment_id])] == [done.run_id]
 
 
+def test_full_disk_is_named_and_leaves_no_half_version(registered: Registered, tracked_copy: tuple[Paths, Config], project_root: Path) -> None:
+    """A file size limit of the kernel stands in for a full disk: MLflow's database cannot grow."""
+    import resource
+    import subprocess
+    import sys
+
+    paths, config = tracked_copy
+    with paths.params.open("a") as params:
+        params.write(f"tracking:\n  registered_model: {config.tracking.registered_model}\n  experiment: {config.tracking.experiment}\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "pipeline.cli", "register", "--project", str(paths.root)],
+        cwd=project_root, capture_output=True, text=True, timeout=300, check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000)),
+    )  # fmt: skip
+    assert done.returncode == 1, done.stdout
+    assert "The disk is full" in done.stderr or "cannot write" in done.stderr, done.stderr
+    assert "Traceback" not in done.stderr
+    again = register_release(paths, config)
+    assert (again.version, again.created) == (1, True)
+    assert len(versions(registered, again.name)) == 1
+
+
 def test_copies_in_the_outbox_are_no_pipelines(tracked_copy: tuple[Paths, Config]) -> None:
     from flows.dvc_dag import read_dag
 
