@@ -56,6 +56,7 @@ def _add_compiler(commands: Any) -> None:
     profile.add_argument("--html", type=Path)
     profile.add_argument("--trace", type=Path)
     profile.add_argument("--csv", type=Path, help="layers as CSV")
+    profile.add_argument("--errors", type=Path, metavar="CSV", help="layer_wise_error.csv: gives every layer its SQNR")
     profile.add_argument("--against", type=Path, help="second ONNX file or plan to compare with")
     profile.add_argument("--scenario", type=Path, help="conditions file")
     profile.add_argument("--design-fps", type=float)
@@ -75,7 +76,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         return cli.compile_command(options.model, options.chip, options.out, choices, overrides)
     outputs = cli.Outputs(options.html, options.trace, options.csv)
     return cli.profile_command(
-        options.model, options.chip, choices, overrides, options.against, options.scenario, options.design_fps, outputs
+        options.model, options.chip, choices, overrides, options.against, options.scenario, options.design_fps, outputs, options.errors
     )  # fmt: skip
 
 

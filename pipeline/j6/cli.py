@@ -89,8 +89,9 @@ def profile_command(
     scenario: Path | None = None,
     design_fps: float | None = None,
     outputs: Outputs | None = None,
+    errors: Path | None = None,
 ) -> dict[str, Any]:
-    """Profile an ONNX file or a plan; with `against` the document gains `comparison`."""
+    """Profile an ONNX file or a plan; with `against` the document gains `comparison`, with `errors` (layer_wise_error.csv) layers gain their SQNR."""
     from pipeline.j6.conditions import load_scenario
     from pipeline.j6.profile import compare, layers_csv, profile
 
@@ -98,6 +99,10 @@ def profile_command(
     plan = load_or_compile(model, chip, choices, overrides)
     conditions = load_scenario(scenario) if scenario else None
     document = profile(plan, conditions, design_fps)
+    if errors:
+        from pipeline.j6.layer_errors import add_layer_errors
+
+        add_layer_errors(document, errors)
     if files.html:
         from pipeline.j6.report import html_report
 

@@ -285,14 +285,20 @@ def _layers(rows: Sequence[dict[str, Any]]) -> str:
         "layer", "operator", "unit", "output", "dtype", "ms", "%", "compute", "load", "stream", "store", "bound by", "MMAC", "of peak", "padding",
         "in kB", "weights kB", "out kB", "on chip kB", "pieces",
     )  # fmt: skip
+    judged = bool(rows) and "own_sqnr_db" in rows[0]
+    quality = ("SQNR own dB", "SQNR dB") if judged else ()
     body = (
         (
             r["layer"], r["op"], r["unit"], r["output_shape"], r["dtype"], f"{r['ms']:.4f}", f"{r['percent']:.2f}",
             f"{r['computing cost (no DDR)']:.4f}", f"{r['load cost']:.4f}", f"{r['stream cost']:.4f}", f"{r['store cost']:.4f}",
             r["bound_by"], f"{r['macs'] / 1e6:.2f}", f"{100 * r['utilization']:.1f} %", f"{100 * r['padding_waste']:.0f} %",
             f"{(r['loaded_bytes'] - r['weight_bytes']) / 1e3:.1f}", f"{r['weight_bytes'] / 1e3:.1f}", f"{r['stored_bytes'] / 1e3:.1f}",
-            f"{r['onchip_bytes'] / 1e3:.0f}", str(r["pieces"]),
+            f"{r['onchip_bytes'] / 1e3:.0f}", str(r["pieces"]), *(_decibel(r[name]) for name in ("own_sqnr_db", "accumulated_sqnr_db") if judged),
         )
         for r in rows
     )  # fmt: skip
-    return _table(head, body, frozenset({0, 1}))
+    return _table((*head, *quality), body, frozenset({0, 1}))
+
+
+def _decibel(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"

@@ -14,6 +14,7 @@ from pipeline.j6.chip import known_chips, load_chip
 from pipeline.j6.compiler import CompileOptions, compile_model
 from pipeline.j6.conditions import Corunner, Scenario, load_scenario, simulate
 from pipeline.j6.heads import head_of
+from pipeline.j6.layer_errors import add_layer_errors
 from pipeline.j6.plan import read_plan, write_plan
 from pipeline.j6.profile import compare, fps_all_cores, latency_ms, layers_csv, profile
 from pipeline.j6.report import html_report
@@ -290,3 +291,18 @@ def test_cores_share_a_frame_or_run_frames_of_their_own(tmp_path: Path):
     assert shared.units[0][1] == pytest.approx(first.units[0][1] / 4, rel=1e-6)
     assert shared.launch_ms == pytest.approx(2 * first.launch_ms)
     assert fps_all_cores(one) > 1e3 / latency_ms(one)
+
+
+def test_layer_errors_join_by_node(plan, tmp_path: Path):
+    path = tmp_path / "errors.csv"
+    path.write_text("node,sqnr_db,local_sqnr_db\n/backbone/stem/Conv,30.5,40\n/backbone/stem/Relu,28.5,\n")
+    document = profile(plan)
+    add_layer_errors(document, path)
+    by_name = {row["layer"]: row for row in document["layers"]}
+    stem = by_name["/backbone/stem/Conv"]
+    assert (stem["accumulated_sqnr_db"], stem["own_sqnr_db"]) == (28.5, 40.0)
+    assert by_name["/det_head/out/Conv"]["own_sqnr_db"] is None
+    assert "SQNR own dB" in html_report(plan, document) and "own_sqnr_db" in layers_csv(document).splitlines()[0]
+    path.write_text("node,sqnr_db\na,1\n")
+    with pytest.raises(DataError, match="local_sqnr_db"):
+        add_layer_errors(document, path)
