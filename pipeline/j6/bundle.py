@@ -19,7 +19,7 @@ from pipeline.io import write_json
 from pipeline.j6.chip import ChipProfile
 from pipeline.j6.compiler import CompileOptions
 from pipeline.j6.hb_schema import check_hb_compile, check_quant_config
-from pipeline.j6.ir import Graph
+from pipeline.j6.ir import VIEW_KINDS, Graph
 
 PREFIX = "multitask"
 MAX_IR_VERSION = 9
@@ -85,7 +85,7 @@ def quant_config(quantized: Graph, float_graph: Graph) -> dict[str, Any]:
     nodes = {}
     for op in quantized.ops:
         wide = {f"input{i}": "int16" for i, name in enumerate(op.operands) if quantized.tensors[name].dtype == "int16"}
-        if wide and op.name in known:
+        if wide and op.name in known and op.kind not in VIEW_KINDS:
             nodes[op.name] = wide
     return {"model_config": {"all_node_type": "int8"}, "node_config": dict(sorted(nodes.items()))}
 
@@ -100,7 +100,7 @@ def commands(chip: ChipProfile) -> str:
         f"hb_compile -m {PREFIX}.onnx --march {chip.march}",
         "# 2. quantize, compile, static performance (html and json)",
         "hb_compile -c hb_compile.yaml",
-        "# 3. on the board",
+        f"# 3. copy model_output/{PREFIX}.hbm to the board and run there",
         f"# hrt_model_exec model_info --model_file {PREFIX}.hbm",
         f"# hrt_model_exec perf --model_file {PREFIX}.hbm --thread_num 1 --frame_count 200",
         f"# hrt_model_exec perf --model_file {PREFIX}.hbm --thread_num 2 --frame_count 200",
