@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,10 @@ from pipeline.io import atomic_dir, read_json
 from pipeline.taxonomy import LIDAR
 
 _ROW_GROUP = {"samples": 1 << 20, "frames": 1 << 11, "sweeps": 1 << 18, "calibrations": 1 << 20, "boxes": 1 << 12, "instances": 1 << 20}
+_REPEATED = (
+    "channel", "modality", "category", "attribute", "sample_token", "instance_token", "calibrated_sensor_token", "scene_token", "scene_name", "split",
+    "location", "drop_reason", "problem",
+)  # fmt: skip
 _HELD_ROW_GROUPS = 16
 
 
@@ -40,10 +45,16 @@ def write_index(index: IndexTables, directory: Path, dataroot: str, version: str
         fingerprint: content fingerprint of the data set.
     """
     with atomic_dir(directory) as temporary:
-        for name, rows in _ROW_GROUP.items():
-            pq.write_table(getattr(index, name), temporary / f"{name}.parquet", compression="zstd", row_group_size=rows)
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(lambda name: _write(getattr(index, name), temporary / f"{name}.parquet", _ROW_GROUP[name]), _ROW_GROUP))
         meta = {"dataroot": dataroot, "version": version, "fingerprint": fingerprint}
         (temporary / "meta.json").write_text(json.dumps(meta, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def _write(table: pa.Table, path: Path, rows: int) -> None:
+    """Parquet without what costs time and is of no use here: dictionaries of columns that hardly repeat, and statistics, which nobody filters by."""
+    repeated = [name for name in _REPEATED if name in table.column_names]
+    pq.write_table(table, path, compression="zstd", row_group_size=rows, use_dictionary=repeated, write_statistics=False)
 
 
 class Index:

@@ -193,6 +193,9 @@ def positions(keys: pa.ChunkedArray | pa.Array, table: pa.Table) -> NDArray[np.i
     if pa.types.is_dictionary(keys.type):
         keys = keys.combine_chunks() if isinstance(keys, pa.ChunkedArray) else keys
         return positions(keys.dictionary, table)[keys.indices.to_numpy()]
+    # nuScenes lists the ego poses in the order of the sensor frames that refer to them: then no token need be looked up.
+    if isinstance(keys, pa.ChunkedArray) and keys.equals(table["token"]):
+        return np.arange(len(keys))
     found = pc.index_in(keys, value_set=table["token"])
     return np.asarray(pc.fill_null(found, -1), dtype=np.int64)
 

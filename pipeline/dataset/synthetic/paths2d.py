@@ -21,7 +21,7 @@ _LINE_STEP_M = 25.0
 def _step(pose: Pose, length_m: float, curvature: float) -> Pose:
     """`_advance` for one pose."""
     half = 0.5 * length_m * curvature
-    chord = length_m * math.sin(half) / half if half else length_m
+    chord = length_m * (math.sin(half) / half) if half else length_m
     return pose[0] + chord * math.cos(pose[2] + half), pose[1] + chord * math.sin(pose[2] + half), pose[2] + 2.0 * half
 
 
