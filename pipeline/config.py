@@ -391,7 +391,7 @@ class PromotionConfig(Section):
     patterns: tuple[str, ...] = Field(("*",), min_length=1, description="only tensors named by one of these; matching nothing is an error")
     candidates: int = Field(120, ge=0, description="int8 tensors, worst by own error, whose effect on the outputs is measured")
     top: PositiveFloat = Field(0.05, description="method top: below 1 a share of the int8 tensors, from 1 on their number")
-    target_sqnr_db: float = Field(36.0, gt=0.0, le=120.0, description="method search: signal to noise that every output should reach, dB")
+    target_sqnr_db: float = Field(34.0, gt=0.0, le=120.0, description="method search: signal to noise that every output should reach, dB")
     max_extra_us: PositiveFloat | None = Field(None, description="method search: most simulated time the promotions may add, us; null: no limit")
 
     @model_validator(mode="after")

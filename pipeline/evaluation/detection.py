@@ -40,12 +40,18 @@ ERROR_NAMES = dict(zip(TP_METRICS, ("ATE", "ASE", "AOE", "AVE", "AAE"), strict=T
 UNDEFINED_ERRORS = {"traffic_cone": ("orient_err", "vel_err", "attr_err"), "barrier": ("vel_err", "attr_err")}
 # Distance of a box from the ego in the ground plane, m: [lower, upper).
 RANGES_M: dict[str, tuple[float, float]] = {"0-20m": (0.0, 20.0), "20-40m": (20.0, 40.0), "40m+": (40.0, np.inf)}
+# Classes by the size of their objects in the BEV plane: longest side below about 2.5 m, that of a car, more.
+SIZES: dict[str, tuple[str, ...]] = {
+    "small": ("pedestrian", "bicycle", "motorcycle", "traffic_cone", "barrier"),
+    "medium": ("car",),
+    "large": ("truck", "bus", "trailer", "construction_vehicle"),
+}
 BARRIER = DETECTION_CLASSES.index("barrier")
 CYCLES = (DETECTION_CLASSES.index("bicycle"), DETECTION_CLASSES.index("motorcycle"))
 
 
 def evaluate_detection(ground_truth: BoxTable, predictions: BoxTable, bike_racks: Mapping[int, Sequence[Box]], samples: int) -> dict[str, Any]:
-    """Official metrics, per class and per range.
+    """Official metrics, per class, size and range.
 
     Args:
         ground_truth: annotated boxes of the evaluated samples.
@@ -54,7 +60,7 @@ def evaluate_detection(ground_truth: BoxTable, predictions: BoxTable, bike_racks
         samples: number of evaluated samples, with and without boxes.
 
     Returns:
-        mAP, NDS, mATE, mASE, mAOE, mAVE, mAAE, mAP_occurring, samples, per_class, per_range; None where a value is undefined.
+        mAP, NDS, mATE, mASE, mAOE, mAVE, mAAE, mAP_occurring, samples, per_class, per_size, per_range; None where a value is undefined.
     """
     config = config_factory("detection_cvpr_2019")
     truth, found = (_filtered(boxes, bike_racks, config) for boxes in (ground_truth, predictions))
@@ -68,6 +74,7 @@ def evaluate_detection(ground_truth: BoxTable, predictions: BoxTable, bike_racks
         "mAP_occurring": float(np.mean(occurring)) if occurring else None,
         "samples": samples,
         "per_class": per_class,
+        "per_size": {name: _size_row(per_class, classes) for name, classes in SIZES.items()},
         "per_range": {name: _range_row(truth, found, limits, config) for name, limits in RANGES_M.items()},
     }
 
@@ -186,6 +193,12 @@ def _class_row(metrics: DetectionMetrics, truth: BoxTable, found: BoxTable, name
         "ground_truth": int((truth.class_id == DETECTION_CLASSES.index(name)).sum()),
         "predictions": int((found.class_id == DETECTION_CLASSES.index(name)).sum()),
     }
+
+
+def _size_row(per_class: Mapping[str, Mapping[str, Any]], classes: Sequence[str]) -> dict[str, Any]:
+    """Mean AP over the classes of one size that occur."""
+    rows = [per_class[name] for name in classes if per_class[name]["ground_truth"] > 0]
+    return {"mAP": float(np.mean([row["AP"] for row in rows])) if rows else None, "ground_truth": sum(row["ground_truth"] for row in rows)}
 
 
 def _range_row(truth: BoxTable, found: BoxTable, limits_m: tuple[float, float], config: DetectionConfig) -> dict[str, Any]:

@@ -12,7 +12,7 @@ _CLASS_SCORE = {"detection": "AP", "map": "AP", "occupancy": "IoU"}
 
 
 def retention(report: dict[str, Any], reference: dict[str, Any]) -> dict[str, Any]:
-    """Ratios report / reference of every head that both hold: headline scores, per class and, for detection, per range.
+    """Ratios report / reference of every head that both hold: headline scores, per class and, for detection, per size and range.
 
     A ratio is None where the reference is 0 or undefined: nothing can be kept of it.
     """
@@ -24,7 +24,8 @@ def _head(head: str, value: dict[str, Any], reference: dict[str, Any]) -> dict[s
     result: dict[str, Any] = {name: _ratio(value[name], reference[name]) for name in _SCORES[head]}
     result["per_class"] = {name: _ratio(row[score], reference["per_class"][name][score]) for name, row in value["per_class"].items()}
     if head == "detection":
-        result["per_range"] = {name: _ratio(row["mAP"], reference["per_range"][name]["mAP"]) for name, row in value["per_range"].items()}
+        for table in ("per_size", "per_range"):
+            result[table] = {name: _ratio(row["mAP"], reference[table][name]["mAP"]) for name, row in value[table].items()}
     return result
 
 

@@ -2,8 +2,9 @@
 
     python -m pipeline.stages.evaluate_int8
 
-Reads models/multitask_int8.onnx, models/contract.json, reports/eval_float.json, data/index, data/maps, images and occupancy labels. Writes
-reports/eval_int8.json with the retention table (INT8 / float) and, if evaluate.detections_json is set, reports/detections_int8.json.
+Reads models/multitask_int8.onnx, models/multitask.onnx, models/contract.json, reports/eval_float.json, data/index, data/maps, images and occupancy
+labels. Writes reports/eval_int8.json with the retention table (INT8 / float) and the fidelity of road edges and, if evaluate.detections_json is set,
+reports/detections_int8.json.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from pipeline.evaluation.retention import retention
 from pipeline.evaluation.runner import HEADLINES, evaluate, headlines
 from pipeline.io import read_json, write_json
 from pipeline.maps.store import MapStore
-from pipeline.models.predictor import onnx_predictor
+from pipeline.models.predictor import onnx_predictor, onnx_session
 from pipeline.paths import Paths
+from pipeline.quantization.bev import EdgeProbe
 from pipeline.stages.main import stage_main
 
 
@@ -47,8 +49,11 @@ def run(config: Config, paths: Paths) -> Result:
     reference = read_json(paths.report("eval_float.json"))
     index, maps = Index.open(paths.index_dir), MapStore.open(paths.maps_dir)
     predictor = onnx_predictor(paths.int8_onnx, paths.contract, config)
+    probe = EdgeProbe(predictor.session, onnx_session(paths.onnx, config.train.threads), predictor.config.occupancy.levels[0])
+    if "occupancy" in predictor.tasks:
+        predictor.session = probe
     result = evaluate(predictor, index, maps, config.evaluate)
-    report = {**result.report, "retention": retention(result.report, reference)}
+    report = {**result.report, "retention": retention(result.report, reference), "bev": probe.report()}
     if config.evaluate.detections_json:
         write_json(paths.report("detections_int8.json"), result.submission())
     write_json(paths.report("eval_int8.json"), report)

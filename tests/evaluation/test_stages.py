@@ -37,6 +37,7 @@ def project(minival_root: Path, project_root: Path, tmp_path_factory: pytest.Tem
     model = MultitaskModel(config.model, empty_anchors(config.model))
     save_model(paths.float_dir / "model.pt", config.model, model.state_dict(), ("detection", "map", "occupancy"))
     export(load_model(paths.float_dir / "model.pt"), paths.int8_onnx, paths.contract)
+    paths.onnx.write_bytes(paths.int8_onnx.read_bytes())
     return config, paths
 
 
@@ -56,6 +57,8 @@ def test_float_then_int8(project: Project) -> None:
     assert int8["detection"]["mAP"] == pytest.approx(report["detection"]["mAP"], abs=1e-3)
     assert int8["map"]["AP"] == pytest.approx(report["map"]["AP"], abs=1e-3)
     assert set(int8["retention"]) == {"detection", "map"}
+    assert set(int8["retention"]["detection"]["per_size"]) == {"small", "medium", "large"}
+    assert int8["bev"]["samples"] == 1 and int8["bev"]["road_edge_psnr_db"] in (None, 200.0)  # both sessions run the same file
     assert list(read_json(paths.report("detections_int8.json"))["results"]) == list(read_json(paths.report("detections_float.json"))["results"])
 
 
