@@ -2,7 +2,7 @@
 
     python benchmarks/sizing.py [--project DIR] [--scenes N]
 
-Runs the stages that work scene by scene (synthetic data set, validation, map labels) in a copy of a project (default: this one), with N and with 2 N
+Runs the stages that work scene by scene (synthetic data set, validation, map labels) in a copy of a project (default: this one), with N and with 8 N
 scenes: the cost of a scene is the difference, so start-up does not count. Prints CPU time and stored bytes of a sample, and both extrapolated to 850
 scenes of 40 samples, with 8 and 32 worker processes on the assumption that the work spreads evenly.
 """
@@ -22,6 +22,7 @@ from pathlib import Path
 import yaml
 
 SCENES, SAMPLES_PER_SCENE = 850, 40  # v1.0-trainval
+LARGER = 8  # times as many scenes in the second run: start-up takes longer than a few scenes do
 SPREAD = ("validate", "topology")  # over scenes, by pipeline.execution
 OUTPUTS = {"validate": ("data/index",), "topology": ("data/maps",), "dataset": ("data/nuscenes",)}
 
@@ -41,8 +42,8 @@ def main() -> int:
     parser.add_argument("--scenes", type=int, default=4, help="scenes of the smaller of the two runs")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
-        small, large = (measure(options.project, Path(name) / str(count), count) for count in (options.scenes, 2 * options.scenes))
-        samples = options.scenes * samples_per_scene(options.project)
+        small, large = (measure(options.project, Path(name) / str(count), count) for count in (options.scenes, LARGER * options.scenes))
+        samples = (LARGER - 1) * options.scenes * samples_per_scene(options.project)
     costs = [Cost(stage, *((large[stage][part] - small[stage][part]) / samples for part in (0, 1))) for stage in small]
     print_table(costs)
     return 0

@@ -153,7 +153,7 @@ def test_the_shipped_rules_are_judged_on_reports_of_the_agreed_form(project_root
         "validation": {"counts": {"error": 0, "warning": 3}, "checklist": checklist},
         "profile": {
             "latency_ms": 20.0, "ddr_gbps_at_design_fps": 1.2, "conditions": {"p50_ms": 20.0, "p99_ms": 21.0},
-            "memory": {"total_ddr_bytes": 9_000_000, "onchip_capacity_bytes": 1_572_864, "onchip": {"peak_bytes": 1_433_600}},
+            "memory": {"total_ddr_bytes": 9_000_000, "temporary": {"peak_bytes": 1_499_136}},
         },
     }  # fmt: skip
     for name, content in contents.items():

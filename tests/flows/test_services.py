@@ -76,6 +76,19 @@ def test_mlflow_server_lets_in_every_name_it_is_called_by(compose: dict[str, Any
     assert mlflow["environment"]["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] == "false"
 
 
+def test_login_changes_nothing_but_the_login(compose: dict[str, Any], project_root: Path) -> None:
+    """docker-compose.auth.yml repeats MLflow's command, because compose replaces lists: the copies must not drift apart."""
+    added = yaml.safe_load((project_root / "docker-compose.auth.yml").read_text())["services"]
+    command = added["mlflow"]["command"]
+    assert [part for part in command if part != "--app-name=basic-auth"] == compose["services"]["mlflow"]["command"]
+    assert "--app-name=basic-auth" in command
+    example = dict(line.split("=", 1) for line in (project_root / ".env.example").read_text().splitlines() if line and not line.startswith("#"))
+    used = set(re.findall(r"\$\{(\w+)", (project_root / "docker-compose.auth.yml").read_text()))
+    assert used <= set(example)
+    assert example["MLFLOW_TRACKING_PASSWORD"] == example["MLFLOW_FLASK_SERVER_SECRET_KEY"] == ""
+    assert added["worker"]["environment"].keys() == {"MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"}
+
+
 def test_deployments_load_as_prefect_models(project_root: Path) -> None:
     from prefect.cli.deploy._models import PrefectYamlModel
     from prefect.flows import load_flow_from_entrypoint

@@ -116,7 +116,7 @@ def test_worker_retrains_although_postgres_restarts_and_s3_stumbles(up: Stack, p
 
 def test_promotion_and_rollback_with_everything_on_the_servers(up: Stack, project: Path) -> None:
     paths, config = settings(project)
-    up.run(project, "prefect", "deployment", "run", "promote/promote", "--watch", "--watch-interval", "1")
+    promote(paths, config)
     first = read_champion(paths, MODEL)
     assert first is not None
     assert first.version == 1
@@ -209,7 +209,7 @@ def test_prefect_lost_in_the_middle_costs_no_finished_stage(up: Stack, project: 
     up.stop("prefect", signal.SIGKILL)
     (project / "hold-train").unlink()
     assert flow.wait(400) != 0
-    assert "Prefect" in up.log("lost")
+    assert "retrain: error: Prefect at" in (up.folder / "lost.log").read_text()
     wait_until("no stage is left", lambda: not [command for command in working_in(project) if "work.py" in command], 30)
     subprocess.run([sys.executable, "-m", "dvc", "repro", "--quiet"], cwd=project, check=True, env=up.environment)
     assert register_release(paths, config).created
