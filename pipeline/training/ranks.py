@@ -105,6 +105,7 @@ def run_ranks(function: Callable[Concatenate[Ranks, P], R], processes: int, *arg
             children.append(child)
             words.append(listen)
         try:
+            _wait_until_started(words)
             return _joined(0, processes, meeting, function, *args, **kwargs)
         except RuntimeError as error:
             if not _is_lost_peer(error):
@@ -115,6 +116,15 @@ def run_ranks(function: Callable[Concatenate[Ranks, P], R], processes: int, *arg
             for child in children:
                 child.terminate()
                 child.join()
+
+
+def _wait_until_started(words: Sequence[Connection]) -> None:
+    """A process that dies while it starts would leave the others waiting for it until the time-out."""
+    for rank, listen in enumerate(words, start=1):
+        try:
+            listen.recv()
+        except EOFError:
+            raise ModelError(f"training: process {rank} died while it started; its own message stands above") from None
 
 
 def _joined(rank: int, size: int, meeting: str, function: Callable[Concatenate[Ranks, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
@@ -129,6 +139,7 @@ def _child(
     speak: Connection, rank: int, size: int, meeting: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
     try:
+        speak.send(rank)
         _joined(rank, size, meeting, function, *args, **kwargs)
     except BevError as error:
         speak.send(error)
