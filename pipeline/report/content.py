@@ -115,10 +115,14 @@ def class_rows(content: Content, head: str) -> list[ScoreRow]:
 
 
 def range_rows(content: Content) -> list[ScoreRow]:
-    """Detection mAP by distance."""
+    """Detection mAP by distance, then by size."""
     reports = (content.eval_float, content.eval_int8 or {}, content.eval_float.get("prior", {}))
-    names = content.eval_float["detection"]["per_range"]
-    return [ScoreRow("detection", name, *(_value(report, "detection", "per_range", name, "mAP") for report in reports)) for name in names]
+    detection = content.eval_float["detection"]
+    return [
+        ScoreRow("detection", name, *(_value(report, "detection", table, name, "mAP") for report in reports))
+        for table in ("per_range", "per_size")
+        for name in detection.get(table, {})
+    ]
 
 
 def _value(report: dict[str, Any], *keys: str) -> float | None:
