@@ -31,6 +31,8 @@ from pipeline.config import VectorizeConfig
 from pipeline.maps.expansion import load_expansion
 from pipeline.maps.vectorize import truth
 from pipeline.maps.vectorize.areas import trace_areas
+from pipeline.maps.vectorize.command import layers_of
+from pipeline.maps.vectorize.raster import ArrayMask
 from pipeline.maps.vectorize.strokes import trace_strokes
 
 SIDE_PX = 200
@@ -42,7 +44,8 @@ class Case:
 
     source: str
     graph: truth.LineGraph
-    gray: np.ndarray
+    gray: np.ndarray  # anti-aliased drawing, 0..255
+    turned: np.ndarray  # the same, drawn at another angle and turned to this one with bilinear interpolation
     line_width_px: float
 
 
@@ -136,9 +139,22 @@ def line_cases(shared: Path, images: int) -> tuple[list[Case], dict[str, int]]:
                 left_out[name] += 1
                 continue
             flat = bool(rng.random() < 0.5)
-            cases.append(Case(name, graph, truth.render(graph.edges, line_width_px, SIDE_PX, SIDE_PX, flat), line_width_px))
+            gray = truth.render(graph.edges, line_width_px, SIDE_PX, SIDE_PX, flat)
+            cases.append(Case(name, graph, gray, turned_drawing(lines, line_width_px, flat, rng.uniform(5.0, 85.0)), line_width_px))
             found += 1
     return cases, left_out
+
+
+def turned_drawing(lines: list[np.ndarray], line_width_px: float, flat: bool, degrees: float) -> np.ndarray:
+    """Drawing of the lines at an angle, on a sheet that holds the image at any angle, turned back as a raster and cut out."""
+    sheet, border = 2 * SIDE_PX, SIDE_PX // 2
+    center, angle = SIDE_PX / 2, np.radians(degrees)
+    turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
+    reach = shapely.Point(center, center).buffer(SIDE_PX)
+    kept = shapely.get_parts(shapely.intersection([shapely.LineString(line) for line in lines], reach))
+    placed = [(shapely.get_coordinates(line) - center) @ turn.T + sheet / 2 for line in kept if line.length > 0]
+    turned, _ = truth.rotated(truth.render(placed, line_width_px, sheet, sheet, flat), degrees)
+    return turned[border : border + SIDE_PX, border : border + SIDE_PX]
 
 
 def is_defined(graph: truth.LineGraph, line_width_px: float) -> bool:
@@ -199,11 +215,20 @@ def damages(case: Case, rng: np.random.Generator) -> Iterator[tuple[str, np.ndar
     gaps = truth.with_gaps(clean, case.graph, case.line_width_px, rng, (3.0, 8.0))
     yield "clean", clean
     yield "gray level", (case.gray >= 100).astype(np.uint8)
+    yield "anti-aliased", faint(case.gray)
+    yield "rotated", truth.binary(case.turned)
     yield "noise", truth.with_noise(clean, rng)
     yield "gaps", gaps
     yield "noise and gaps", truth.with_noise(gaps, rng)
     if case.line_width_px < 6.0:
         yield "dashed", truth.dashed(clean, case.graph, case.line_width_px, 18.0, 8.0)
+
+
+def faint(gray: np.ndarray) -> np.ndarray:
+    """Mask that `bevj6 vectorize` makes of a pale, blurred drawing: its threshold is half of the brightest pixel."""
+    pale = (0.4 * cv2.GaussianBlur(gray, (3, 3), 0.0)).astype(np.uint8)
+    (layer,) = layers_of(ArrayMask(pale), "divider", VectorizeConfig())
+    return layer.select(pale)
 
 
 # ---------------------------------------------------------------------------------------------------------------- methods

@@ -65,9 +65,10 @@ def test_thinning_keeps_parts_and_holes(mask: np.ndarray) -> None:
 def test_traced_paths_cover_the_skeleton_once(mask: np.ndarray) -> None:
     rows, columns = np.nonzero(thin(mask))
     traced = trace(SkeletonPixels(rows, columns, np.ones(len(rows))))
-    inner = [pixel for path in traced.paths for pixel in path[1:-1]]
+    paths = np.split(traced.pixels, traced.offsets[1:-1]) if len(traced.ends) else []
+    inner = [pixel for path in paths for pixel in path[1:-1]]
     assert sorted([*inner, *traced.nodes.tolist()]) == list(range(len(rows)))
-    for path, ends in zip(traced.paths, traced.ends, strict=True):
+    for path, ends in zip(paths, traced.ends, strict=True):
         steps = np.maximum(np.abs(np.diff(rows[path])), np.abs(np.diff(columns[path])))
         assert (steps == 1).all() and traced.nodes[ends].tolist() == [path[0], path[-1]]
 
@@ -134,6 +135,64 @@ def test_two_side_streets_stay_two_junctions() -> None:
     lines += [np.array([(80.0, 100.0), (80.0, 20.0)]), np.array([(120.0, 100.0), (120.0, 180.0)])]
     mask = truth.binary(truth.render(lines, 10.0, 200, 200))
     assert truth.graph_of_polylines(trace_strokes(mask, CONFIG).polylines).topology() == LineTopology(1, (3, 3), 0, 4)
+
+
+def found_topology(mask: np.ndarray) -> LineTopology:
+    return truth.graph_of_polylines(trace_strokes(mask, CONFIG).polylines).topology()
+
+
+def test_noise_that_touches_two_lines_is_no_rung() -> None:
+    mask = truth.binary(truth.render([np.array([(-5.0, y), (205.0, y + 30.0)]) for y in (80.0, 88.0)], 3.5, 200, 200))
+    assert found_topology(mask) == LineTopology(2, (), 0, 4)
+    mask[88:96, 49:52] = 1
+    assert cv2.connectedComponents(mask)[0] == 2
+    assert found_topology(mask) == LineTopology(2, (), 0, 4)
+
+
+def test_a_line_broken_beside_a_junction_is_mended() -> None:
+    mask = truth.binary(truth.render(DRAWINGS["T"], 3.0, 200, 200))
+    mask[68:71, 85:115] = 0  # leaves a stub no longer than a spur
+    assert found_topology(mask) == EXPECTED["T"]
+
+
+def test_torn_paint_fills_a_gap_that_is_too_long_without_it() -> None:
+    mask = truth.binary(truth.render(DRAWINGS["line"], 4.0, 200, 200))
+    mask[:, 70:94] = 0
+    assert found_topology(mask) == LineTopology(2, (), 0, 4)
+    torn = truth.binary(truth.render(DRAWINGS["line"], 4.0, 200, 200))
+    torn[:, 70:79] = torn[:, 85:94] = 0
+    assert found_topology(torn) == EXPECTED["line"]
+
+
+@pytest.mark.parametrize("offset", [0.0, 12.0, 20.0])
+def test_a_line_through_a_ring_crosses_it_twice(offset: float) -> None:
+    """Off the centre it meets the ring at a small angle, and the skeleton shares a stretch with either."""
+    ring = 100 + 30 * np.array([(np.cos(t), np.sin(t)) for t in np.linspace(0, 2 * np.pi, 60)])
+    lines = [ring, np.array([(-20.0, 100.0 + offset), (220.0, 100.0 + offset)])]
+    for width_px in (3.0, 5.0):
+        graph = truth.noded(lines, 200, 200, 0.01)
+        assert graph.topology() == LineTopology(1, (4, 4), 2, 2)
+        assert found_topology(truth.binary(truth.render(graph.edges, width_px, 200, 200))) == graph.topology()
+
+
+def test_a_short_road_beyond_a_wide_crossing_is_kept() -> None:
+    ring = 100 + 34 * np.array([(np.cos(t), np.sin(t)) for t in np.linspace(0, 2 * np.pi, 60)])
+    lines = [ring, np.array([(-20.0, 112.0), (165.0, 112.0)])]
+    graph = truth.noded(lines, 200, 200, 0.01)
+    assert found_topology(truth.binary(truth.render(graph.edges, 11.0, 200, 200))) == graph.topology() == LineTopology(1, (4, 4), 2, 2)
+
+
+def test_small_parts_follow_their_connectivity() -> None:
+    """Specks hang together at corners, holes do not; what touches the border of the mask is no hole."""
+    mask = np.zeros((40, 40), np.uint8)
+    for k in range(4):
+        mask[3 + k, 3 + k] = 1  # a diagonal of four: fits
+        mask[30 - k, 20 + k] = mask[26, 24] = 1  # of five: does not
+    mask[10:24, 0:14] = 1
+    mask[14:16, 5:7] = mask[12, 0:3] = 0  # a hole, and a bay at the border
+    cleaned = remove_noise(mask, 4)
+    assert not cleaned[3:7, 3:7].any() and cleaned[26:31, 20:25].sum() >= 3
+    assert cleaned[14:16, 5:7].all() and not cleaned[12, 0]
 
 
 def test_lines_that_leave_the_mask_are_not_joined_across_its_border() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
+import numba
 import numpy as np
 
 from pipeline.maps.frames import FloatArray
@@ -31,21 +33,45 @@ def fit_ends(network: Network, path: IntArray, side: IntArray, skip_px: FloatArr
         path, side: (A,) path and which end of it, 0 first or 1 last.
         skip_px, window_px: (A,) in points, which are 1 to 1.4 px apart.
     """
-    last = np.diff(network.offsets)[path] - 1
-    near = np.minimum(np.ceil(skip_px).astype(np.int64), last // 2)
-    far = np.minimum(near + np.maximum(np.ceil(window_px).astype(np.int64), 1), last)
-    flat_near, flat_far = (np.where(side == 0, network.offsets[path] + k, network.offsets[path + 1] - 1 - k) for k in (near, far))
-    low, high = np.minimum(flat_near, flat_far), np.maximum(flat_near, flat_far) + 1
-    x, y = (network.points - network.points.mean(axis=0)).T
-    sums = np.concatenate([np.zeros((1, 5)), np.cumsum(np.stack([x, y, x * x, x * y, y * y], axis=1), axis=0)])
-    mean_x, mean_y, xx, xy, yy = ((sums[high] - sums[low]) / (high - low)[:, None]).T
-    angle = 0.5 * np.arctan2(2.0 * (xy - mean_x * mean_y), (xx - mean_x**2) - (yy - mean_y**2))
-    direction = np.stack([np.cos(angle), np.sin(angle)], axis=1)
-    outward = network.points[flat_near] - network.points[flat_far]
-    direction *= np.where((direction * outward).sum(axis=1) < 0.0, -1.0, 1.0)[:, None]
-    center = np.stack([mean_x, mean_y], axis=1) + network.points.mean(axis=0)
-    along = ((network.points[flat_near] - center) * direction).sum(axis=1)
-    return EndFit(center, direction, center + along[:, None] * direction, near)
+    near = np.empty(len(path), dtype=np.int64)
+    geometry = np.empty((3, len(path), 2))
+    _fit(network.points, network.offsets, path, side, skip_px, window_px, near, geometry)
+    center, direction, base = geometry
+    return EndFit(center, direction, base, near)
+
+
+@numba.njit(cache=True)
+def _fit(
+    points: FloatArray,
+    offsets: IntArray,
+    path: IntArray,
+    side: IntArray,
+    skip_px: FloatArray,
+    window_px: FloatArray,
+    near: IntArray,
+    geometry: FloatArray,
+) -> None:
+    """See `fit_ends`; fills `near` (A,) and center, direction and base (3, A, 2)."""
+    for end in range(len(path)):
+        begin, last = offsets[path[end]], offsets[path[end] + 1] - 1 - offsets[path[end]]
+        near[end] = min(math.ceil(skip_px[end]), last // 2)
+        far = min(near[end] + max(math.ceil(window_px[end]), 1), last)
+        first, step = (begin, 1) if side[end] == 0 else (begin + last, -1)
+        inner, outer = points[first + step * near[end]], points[first + step * far]
+        x = y = xx = xy = yy = 0.0
+        for k in range(near[end], far + 1):
+            dx, dy = points[first + step * k, 0] - inner[0], points[first + step * k, 1] - inner[1]
+            x, y, xx, xy, yy = x + dx, y + dy, xx + dx * dx, xy + dx * dy, yy + dy * dy
+        number = far - near[end] + 1
+        x, y = x / number, y / number
+        angle = 0.5 * math.atan2(2.0 * (xy / number - x * y), (xx / number - x * x) - (yy / number - y * y))
+        cos, sin = math.cos(angle), math.sin(angle)
+        if cos * (inner[0] - outer[0]) + sin * (inner[1] - outer[1]) < 0.0:
+            cos, sin = -cos, -sin
+        along = -(x * cos + y * sin)
+        geometry[0, end] = inner[0] + x, inner[1] + y
+        geometry[1, end] = cos, sin
+        geometry[2, end] = inner[0] + x + along * cos, inner[1] + y + along * sin
 
 
 def mean_radius(network: Network) -> FloatArray:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
+import numba
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse.csgraph import connected_components
 
 from pipeline.maps.frames import FloatArray
-from pipeline.maps.vectorize.skeleton import IntArray, SkeletonPaths, SkeletonPixels, graph_of
+from pipeline.maps.vectorize.skeleton import IntArray, SkeletonPaths, SkeletonPixels
 
 
 @dataclass(frozen=True)
@@ -26,12 +27,12 @@ class Network:
     radius: FloatArray  # (P,) distance to the background, px
     offsets: IntArray  # (E + 1,)
 
-    @property
+    @cached_property
     def degree(self) -> IntArray:
         """(N,) number of path ends at each node; a loop counts twice."""
         return np.bincount(self.ends.ravel(), minlength=len(self.node_xy))
 
-    @property
+    @cached_property
     def lengths(self) -> FloatArray:
         """(E,) length of each path, px."""
         along = np.concatenate([[0.0], np.cumsum(np.hypot(*np.diff(self.points, axis=0).T))]) if len(self.points) else np.zeros(1)
@@ -53,9 +54,8 @@ class Network:
 def from_skeleton(pixels: SkeletonPixels, traced: SkeletonPaths) -> Network:
     """A traced skeleton as a network; points are pixel centres."""
     xy = np.stack([pixels.columns + 0.5, pixels.rows + 0.5], axis=1)
-    order = np.concatenate(traced.paths) if traced.paths else np.empty(0, dtype=np.int64)
-    offsets = np.concatenate([[0], np.cumsum([len(path) for path in traced.paths])]).astype(np.int64)
-    return Network(xy[traced.nodes], pixels.radius_px[traced.nodes], traced.ends, xy[order], pixels.radius_px[order], offsets)
+    radius = pixels.radius_px
+    return Network(xy[traced.nodes], radius[traced.nodes], traced.ends, xy[traced.pixels], radius[traced.pixels], traced.offsets)
 
 
 def contract(network: Network, paths: NDArray[np.bool_]) -> Network:
@@ -65,14 +65,36 @@ def contract(network: Network, paths: NDArray[np.bool_]) -> Network:
     """
     if not paths.any():
         return network
-    number = len(network.node_xy)
-    clusters, cluster = connected_components(graph_of(network.ends[paths], number), directed=False)
-    size = np.bincount(cluster, minlength=clusters)
-    xy = np.stack([np.bincount(cluster, weights=network.node_xy[:, axis], minlength=clusters) / size for axis in (0, 1)], axis=1)
-    radius = np.zeros(clusters)
+    cluster = _clusters(network.ends[paths], len(network.node_xy))
+    size = np.bincount(cluster)
+    xy = np.stack([np.bincount(cluster, weights=network.node_xy[:, axis]) / size for axis in (0, 1)], axis=1)
+    radius = np.zeros(len(size))
     np.maximum.at(radius, cluster, network.node_radius + np.hypot(*(network.node_xy - xy[cluster]).T))
     kept = network.select(~paths)
     return Network(xy, radius, cluster[kept.ends], kept.points, kept.radius, kept.offsets)
+
+
+@numba.njit(cache=True)
+def _clusters(pairs: IntArray, number: int) -> IntArray:
+    """Number of the connected part that each of `number` vertices is in, given linked pairs (C, 2)."""
+    root = np.arange(number)
+    for k in range(len(pairs)):
+        first, second = pairs[k]
+        while root[first] != first:
+            root[first] = root[root[first]]
+            first = root[first]
+        while root[second] != second:
+            root[second] = root[root[second]]
+            second = root[second]
+        root[max(first, second)] = min(first, second)
+    cluster, clusters = np.empty(number, dtype=np.int64), 0
+    for vertex in range(number):  # roots come before what hangs on them
+        if root[vertex] == vertex:
+            cluster[vertex] = clusters
+            clusters += 1
+        else:
+            cluster[vertex] = cluster[root[vertex]]
+    return cluster
 
 
 def dissolve(network: Network) -> Network:
@@ -81,40 +103,47 @@ def dissolve(network: Network) -> Network:
     through[network.ends[network.ends[:, 0] == network.ends[:, 1], 0]] = False
     if not through.any():
         return network
-    touched = through[network.ends].any(axis=1)
-    return append(network.select(~touched), [_joined(network, chain) for chain in _chains(network, through, touched)])
+    order, offsets, ends = _strung(network.points, network.offsets, network.ends, through)
+    return Network(network.node_xy, network.node_radius, ends, network.points[order], network.radius[order], offsets)
 
 
-@dataclass(frozen=True)
-class _Step:
-    """One path of a chain, walked from end `start` (0 or 1) to the other."""
-
-    path: int
-    start: int
-
-
-def _chains(network: Network, through: NDArray[np.bool_], touched: NDArray[np.bool_]) -> list[list[_Step]]:
-    """Paths in `touched` strung together at `through` nodes, each exactly once."""
-    ends = network.ends.tolist()
-    paths = np.flatnonzero(touched).tolist()
-    at_node: dict[int, list[_Step]] = {}
-    for path in paths:
-        for start in (0, 1):
-            at_node.setdefault(ends[path][start], []).append(_Step(path, start))
-    used: set[int] = set()
-    chains = []
-    open_starts = [_Step(path, start) for path in paths for start in (0, 1) if not through[ends[path][start]]]
-    for step in [*open_starts, *(_Step(path, 0) for path in paths)]:  # what is left after the open starts are loops
-        chain: list[_Step] = []
-        following: _Step | None = step
-        while following is not None and following.path not in used:
-            chain.append(following)
-            used.add(following.path)
-            node, last = ends[following.path][1 - following.start], following.path
-            following = next((other for other in at_node[node] if other.path != last), None) if through[node] else None
-        if chain:
-            chains.append(chain)
-    return chains
+@numba.njit(cache=True)
+def _strung(points: FloatArray, offsets: IntArray, ends: IntArray, through: NDArray[np.bool_]) -> tuple[IntArray, IntArray, IntArray]:
+    """Paths strung together at `through` nodes, each used once: their points in order, the offsets and the end nodes of the chains."""
+    number = len(ends)
+    at_node = np.full((len(through), 2), -1)
+    for path in range(number):
+        for side in range(2):
+            node = ends[path, side]
+            if through[node]:
+                at_node[node, 0 if at_node[node, 0] < 0 else 1] = path
+    order, chain_offsets, chain_ends = np.empty(len(points), dtype=np.int64), np.empty(number + 1, dtype=np.int64), np.empty_like(ends)
+    used = np.zeros(number, dtype=np.bool_)
+    length = chains = chain_offsets[0] = 0
+    for loops in range(2):  # first from ends that are no through nodes, then what is left: loops
+        for start in range(number):
+            if used[start] or (not loops and through[ends[start, 0]] and through[ends[start, 1]]):
+                continue
+            path, side = start, 1 if not loops and through[ends[start, 0]] else 0
+            chain_ends[chains, 0] = ends[path, side]
+            while True:
+                used[path] = True
+                count = offsets[path + 1] - offsets[path]
+                for k in range(count):
+                    at = offsets[path] + k if side == 0 else offsets[path + 1] - 1 - k
+                    before = order[length - 1]
+                    if k > 0 or length == chain_offsets[chains] or points[at, 0] != points[before, 0] or points[at, 1] != points[before, 1]:
+                        order[length] = at
+                        length += 1
+                node = ends[path, 1 - side]
+                following = at_node[node, 0] if at_node[node, 0] != path else at_node[node, 1]
+                if not through[node] or used[following]:
+                    break
+                path, side = following, 0 if ends[following, 0] == node else 1
+            chain_ends[chains, 1] = node
+            chains += 1
+            chain_offsets[chains] = length
+    return order[:length], chain_offsets[: chains + 1], chain_ends[:chains]
 
 
 @dataclass(frozen=True)
@@ -124,20 +153,6 @@ class NewPath:
     ends: tuple[int, int]
     points: FloatArray  # (P, 2)
     radius: FloatArray  # (P,)
-
-
-def _joined(network: Network, chain: list[_Step]) -> NewPath:
-    points, radius = [], []
-    for step in chain:
-        span = slice(network.offsets[step.path], network.offsets[step.path + 1])
-        direction = 1 if step.start == 0 else -1
-        points.append(network.points[span][::direction])
-        radius.append(network.radius[span][::direction])
-    first, last = chain[0], chain[-1]
-    ends = int(network.ends[first.path, first.start]), int(network.ends[last.path, 1 - last.start])
-    xy = np.concatenate(points)
-    fresh = np.concatenate([[True], (np.diff(xy, axis=0) != 0.0).any(axis=1)])
-    return NewPath(ends, xy[fresh], np.concatenate(radius)[fresh])
 
 
 def append(network: Network, new: list[NewPath]) -> Network:

@@ -1,13 +1,14 @@
 """The refiner: from the network of a skeleton to the network of the drawing.
 
 A skeleton splits a junction of wide lines into several nodes, grows a spur from every bump, ends before the line does, and breaks where the
-paint does. In order: spurs are removed, junction clusters merged, junctions moved to where their lines meet, ends moved to the tips, gaps
-bridged.
+paint does. In order: breaks are mended, spurs removed, junction clusters merged, rungs removed, junctions moved to where their lines meet,
+ends moved to the tips, gaps bridged.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,8 @@ Lookup = Callable[[FloatArray], NDArray[np.int8]]
 THINNEST_CAP_PX = 3.2
 # Share of the last half width of a line that is filled: 1 for a flat cap, pi / 4 for a round one.
 ROUND_CAP_FILL = 0.9
+# Where a cap is looked at, in half widths: back from the tip, and to the sides.
+_CAP_ALONG, _CAP_ACROSS = (grid.ravel() for grid in np.meshgrid(np.linspace(0.05, 0.95, 7), np.linspace(-0.95, 0.95, 9)))
 
 
 def refine(network: Network, lookup: Lookup, config: VectorizeConfig) -> Network:
@@ -35,13 +38,16 @@ def refine(network: Network, lookup: Lookup, config: VectorizeConfig) -> Network
         lookup: the mask the skeleton comes from.
         config: thresholds in pixels.
     """
-    network = remove_spurs(network, config.min_spur_px)  # before merging: the roots of spurs look like junctions
+    network = mend_breaks(network, lookup, config)
+    # Before merging, as the roots of spurs look like junctions; after it, the radius of a node says nothing about the width of a line.
+    network = remove_spurs(network, np.maximum(config.min_spur_px, network.node_radius), config.noise_px)
     network = merge_junctions(network)
-    network = remove_spurs(network, config.min_spur_px)
+    network = remove_spurs(network, np.full_like(network.node_radius, config.min_spur_px), config.noise_px)
     network = merge_crossings(network)
+    network = remove_rungs(network, config.noise_px)
     network = move_junctions(network)
     network = move_ends(network, lookup)
-    network = bridge_gaps(network, lookup, config.max_gap_px)
+    network = bridge_gaps(network, lookup, config)
     return drop_crumbs(network, config.min_spur_px)
 
 
@@ -53,20 +59,21 @@ def merge_junctions(network: Network) -> Network:
     return dissolve(contract(network, junction[first] & junction[second] & (network.lengths <= reach)))
 
 
-def remove_spurs(network: Network, min_spur_px: float) -> Network:
-    """Remove dead ends at junctions that reach less than `min_spur_px` or half a width beyond the edge of the line they leave.
+def remove_spurs(network: Network, min_spur_px: FloatArray, noise_px: float) -> Network:
+    """Remove dead ends that reach less than `min_spur_px` (N,), by the junction they leave, beyond the edge of the line there.
 
     A junction keeps its longest dead ends as far as it needs them to have two paths: a line that forks at its end keeps one prong as its
-    end, so that no line is eaten up from its ends.
+    end, so that no line is eaten up from its ends. Loops around no more than a hole of noise are removed as well.
     """
     while True:
+        network = _without_small_loops(network, noise_px)
         degree = network.degree
         dead_side = degree[network.ends] == 1
-        path = np.flatnonzero(dead_side.sum(axis=1) == 1)
+        path = np.flatnonzero(dead_side[:, 0] != dead_side[:, 1])
         root = np.where(dead_side[path, 0], network.ends[path, 1], network.ends[path, 0])
         length = network.lengths[path]
         beyond_edge = length - network.node_radius[root]
-        spur = (degree[root] >= 3) & (beyond_edge < np.maximum(min_spur_px, network.node_radius[root]))
+        spur = (degree[root] >= 3) & (beyond_edge < min_spur_px[root])
         path, root, length = path[spur], root[spur], length[spur]
         order = np.lexsort((-length, root))
         path, root = path[order], root[order]
@@ -78,6 +85,11 @@ def remove_spurs(network: Network, min_spur_px: float) -> Network:
         keep = np.ones(len(network.ends), dtype=bool)
         keep[removed] = False
         network = dissolve(network.select(keep))
+
+
+def _without_small_loops(network: Network, noise_px: float) -> Network:
+    loop = (network.ends[:, 0] == network.ends[:, 1]) & (network.lengths < 5.0 * noise_px)
+    return dissolve(network.select(~loop)) if loop.any() else network
 
 
 def merge_crossings(network: Network) -> Network:
@@ -106,17 +118,43 @@ def merge_crossings(network: Network) -> Network:
 
 
 def _run_on(fit: EndFit, at_first: IntArray, at_second: IntArray, tolerance_px: float) -> bool:
-    """Whether the two path ends `at_first` and the two `at_second` pair up so that each pair lies on one straight line."""
+    """Whether the two path ends `at_first` and the two `at_second` pair up so that each pair lies on one straight line or one arc."""
 
     def aligned(one: int, other: int) -> bool:
         across = fit.base[other] - fit.base[one]
-        normal = np.array([-fit.direction[one][1], fit.direction[one][0]])
-        facing = float(fit.direction[one] @ fit.direction[other]) < -np.cos(np.radians(40.0))
-        return facing and abs(float(normal @ across)) <= tolerance_px + 0.3 * float(np.hypot(*across))
+        turn = _turn_deg(fit.direction[one], across)
+        turn_on = _turn_deg(across, -fit.direction[other])
+        offset = abs(float(fit.direction[one][0] * across[1] - fit.direction[one][1] * across[0]))
+        straight = abs(turn + turn_on) < 40.0 and offset <= tolerance_px + 0.3 * float(np.hypot(*across))
+        arc = abs(turn - turn_on) <= 30.0 and max(abs(turn), abs(turn_on)) <= 60.0
+        return straight or arc
 
     a, b = at_first.tolist()
     c, d = at_second.tolist()
     return (aligned(a, c) and aligned(b, d)) or (aligned(a, d) and aligned(b, c))
+
+
+def _turn_deg(before: FloatArray, after: FloatArray) -> float:
+    """Angle from one direction to another, degrees, -180 to 180."""
+    return float(np.degrees(np.arctan2(before[0] * after[1] - before[1] * after[0], before @ after)))
+
+
+def remove_rungs(network: Network, noise_px: float) -> Network:
+    """Remove paths that join two lines which run on straight on either side, where the space between the lines is no wider than noise."""
+    three_way = network.degree == 3
+    first, second = network.ends.T
+    between = network.lengths - network.node_radius[first] - network.node_radius[second]
+    candidates = np.flatnonzero(three_way[first] & three_way[second] & (first != second) & (between <= noise_px))
+    if len(candidates) == 0:
+        return network
+    path, side = np.nonzero(three_way[network.ends])
+    node = network.ends[path, side]
+    fit = fit_ends(network, path, side, network.node_radius[node], np.full(len(path), 10.0))
+    keep = np.ones(len(network.ends), dtype=bool)
+    for rung in candidates.tolist():
+        beside = [np.flatnonzero((node == end) & (path != rung)) for end in network.ends[rung]]
+        keep[rung] = not all(len(at) == 2 and fit.direction[at[0]] @ fit.direction[at[1]] < -np.cos(np.radians(25.0)) for at in beside)
+    return network if keep.all() else dissolve(network.select(keep))
 
 
 def move_junctions(network: Network) -> Network:
@@ -171,7 +209,8 @@ def move_ends(network: Network, lookup: Lookup) -> Network:
     half_width = radius - 0.5
     cap = np.where(at_border, 0.0, 0.5 * half_width)
     wide = np.flatnonzero(~at_border & (half_width >= THINNEST_CAP_PX))
-    cap[wide] = _is_round(fit, wide, tip[wide], half_width[wide], lookup) * half_width[wide]
+    if len(wide):
+        cap[wide] = _is_round(fit, wide, tip[wide], half_width[wide], lookup) * half_width[wide]
     reached = tip - cap
     # Else the line bends away, or is too thin to be cast along: the old end is the better one.
     straight = at_border | (tip >= old - np.maximum(radius - 2.0, 0.0))
@@ -194,54 +233,124 @@ def _cast(fit: EndFit, lookup: Lookup, longest_px: float) -> tuple[FloatArray, N
 
 def _is_round(fit: EndFit, ends: IntArray, tip: FloatArray, half_width: FloatArray, lookup: Lookup) -> NDArray[np.bool_]:
     """Whether the last half width before the tip of some `ends` is filled like a round cap rather than a flat one."""
-    along, across = np.meshgrid(np.linspace(0.05, 0.95, 7), np.linspace(-0.95, 0.95, 9))
     direction = fit.direction[ends]
     normal = np.stack([-direction[:, 1], direction[:, 0]], axis=1)
-    forward = tip[:, None] - along.ravel() * half_width[:, None]
-    sideways = across.ravel() * half_width[:, None]
+    forward = tip[:, None] - _CAP_ALONG * half_width[:, None]
+    sideways = _CAP_ACROSS * half_width[:, None]
     at = fit.base[ends, None] + forward[..., None] * direction[:, None] + sideways[..., None] * normal[:, None]
-    filled: FloatArray = (lookup(at.reshape(-1, 2)) == 1).reshape(len(ends), along.size).mean(axis=1)
+    filled: FloatArray = (lookup(at.reshape(-1, 2)) == 1).reshape(len(ends), len(_CAP_ALONG)).mean(axis=1)
     return filled < ROUND_CAP_FILL
 
 
-def bridge_gaps(network: Network, lookup: Lookup, max_gap_px: float) -> Network:
-    """Join free ends that face each other across at most `max_gap_px`, nearest first; each end is used once.
+@dataclass(frozen=True)
+class FreeEnds:
+    """F free ends away from the border of the mask."""
 
-    The gap is between the tips of the paint, so half a width at either end does not count. Both ends have to point along it within 60
-    degrees, unless they all but touch. Two ends of one line are joined too, which closes it, if the line is longer than three gaps. Ends at
-    the border of the mask are left alone: their lines go on outside.
-    """
+    path: IntArray  # (F,) their path
+    node: IntArray  # (F,)
+    xy: FloatArray  # (F, 2)
+    radius: FloatArray  # (F,) mean radius of the path
+    tip_direction: FloatArray  # (F, 2) where the last points lead, a bend followed
+    axis: FloatArray  # (F, 2) where the path as a whole leads
+    axis_xy: FloatArray  # (F, 2) the end moved sideways onto the axis: noise bends the last few points
+
+
+def free_ends(network: Network, lookup: Lookup) -> FreeEnds:
+    """The free ends of a network. Lines that leave the mask have none: they go on outside."""
     path, side = np.nonzero(network.degree[network.ends] == 1)
-    if max_gap_px <= 0 or len(path) < 2:
-        return network
-    node, lengths = network.ends[path, side], network.lengths
-    xy, direction = network.node_xy[node], _tip_direction(network, path, side)
+    direction = _tip_direction(network, path, side)
+    xy = network.node_xy[network.ends[path, side]]
     inner = lookup(xy + 2.0 * direction) != -1
-    path, side, node, xy, direction = path[inner], side[inner], node[inner], xy[inner], direction[inner]
-    if len(path) < 2:
-        return network
+    path, side, xy, direction = path[inner], side[inner], xy[inner], direction[inner]
     radius = mean_radius(network)[path]
-    pairs = cKDTree(xy).query_pairs(max_gap_px + 2.0 * float(radius.max()), output_type="ndarray")
+    fit = fit_ends(network, path, side, skip_px=radius + 2.0, window_px=np.maximum(12.0, 2.0 * radius))
+    along = ((xy - fit.base) * fit.direction).sum(axis=1)
+    return FreeEnds(path, network.ends[path, side], xy, radius, direction, fit.direction, fit.base + along[:, None] * fit.direction)
+
+
+def bridge_gaps(network: Network, lookup: Lookup, config: VectorizeConfig) -> Network:
+    """Join free ends that face each other across at most `max_gap_px` without paint, nearest first; each end is used once.
+
+    Both ends have to point along the gap within 60 degrees, by their last points or by their axis. Across a break no longer than noise the
+    ends need not point along it, but their axes have to be opposite. Two ends of one line are joined too, which closes it, if the line is longer
+    than three gaps. Crumbs come last: they fill gaps that are too long without them.
+    """
+    ends = free_ends(network, lookup)
+    pairs = _near(ends, config.max_gap_px + 3.0 * float(ends.radius.max(initial=0.0)) if config.max_gap_px > 0.0 else 0.0)
     if len(pairs) == 0:
         return network
-    pairs = pairs[(path[pairs[:, 0]] != path[pairs[:, 1]]) | (lengths[path[pairs[:, 0]]] > 3.0 * max_gap_px)]
-    across = xy[pairs[:, 1]] - xy[pairs[:, 0]]
-    gap = np.maximum(np.hypot(*across.T), 1e-9)
-    ahead = (direction[pairs[:, 0]] * across).sum(axis=1) / gap
-    back = -(direction[pairs[:, 1]] * across).sum(axis=1) / gap
-    longest = max_gap_px + radius[pairs[:, 0]] + radius[pairs[:, 1]]
-    touching = gap <= 1.0 + radius[pairs[:, 0]] + radius[pairs[:, 1]]
-    fits = (gap <= longest) & ((np.minimum(ahead, back) >= 0.5) | touching)
-    cost = gap * (3.0 - ahead - back)
+    one, other = pairs.T
+    lengths = network.lengths[ends.path]
+    crumb = lengths <= config.noise_px + 2.0
+    facing = np.maximum(_facing(ends.xy, ends.tip_direction, pairs, crumb), _facing(ends.axis_xy, ends.axis, pairs, crumb))
+    bare = _bare_length(ends.xy[one], ends.xy[other], lookup)
+    gap = np.hypot(*(ends.xy[other] - ends.xy[one]).T)
+    reach = ends.radius[one] + ends.radius[other]
+    opposite = (ends.axis[one] * ends.axis[other]).sum(axis=1) < -0.5
+    broken = (bare <= config.noise_px) & (gap <= config.noise_px + reach) & opposite
+    own = (ends.path[one] == ends.path[other]) & (lengths[one] <= 3.0 * config.max_gap_px)
+    fits = ~own & ((gap <= 1.0 + reach) | broken | ((bare <= config.max_gap_px) & (facing >= 0.5)))
+    order = np.lexsort((gap * (1.5 - facing), crumb[one] | crumb[other]))
+    return _bridged(network, ends, pairs[order[fits[order]]])
+
+
+def mend_breaks(network: Network, lookup: Lookup, config: VectorizeConfig) -> Network:
+    """Join the free end of a long line to that of a short one that faces it across a break no longer than noise.
+
+    The short one is what noise cut off between the break and a junction, and would be taken for a spur.
+    """
+    ends = free_ends(network, lookup)
+    pairs = _near(ends, config.noise_px + 2.0 * float(ends.radius.max(initial=0.0)) if config.noise_px > 0 else 0.0)
+    long = network.lengths[ends.path] > 3.0 * config.min_spur_px
+    pairs = pairs[long[pairs].sum(axis=1) == 1]
+    if len(pairs) == 0:
+        return network
+    one, other = pairs.T
+    bare = _bare_length(ends.xy[one], ends.xy[other], lookup)
+    opposite = (ends.axis[one] * ends.axis[other]).sum(axis=1) < -0.7
+    fits = (bare <= config.noise_px) & opposite & (_facing(ends.axis_xy, ends.axis, pairs, np.zeros(len(long), dtype=bool)) > 0.5)
+    gap = np.hypot(*(ends.xy[other] - ends.xy[one]).T)
+    return _bridged(network, ends, pairs[fits][np.argsort(gap[fits], kind="stable")])
+
+
+def _near(ends: FreeEnds, distance_px: float) -> IntArray:
+    """(C, 2) pairs of free ends at most `distance_px` apart."""
+    if len(ends.path) < 2 or distance_px <= 0.0:
+        return np.empty((0, 2), dtype=np.int64)
+    return cKDTree(ends.xy).query_pairs(distance_px, output_type="ndarray")
+
+
+def _bridged(network: Network, ends: FreeEnds, pairs: IntArray) -> Network:
+    """The network with pairs of ends joined by straight paths, first come first served."""
     used: set[int] = set()
     bridges = []
-    for number in np.flatnonzero(fits)[np.argsort(cost[fits], kind="stable")].tolist():
-        first, second = pairs[number].tolist()
+    for first, second in pairs.tolist():
         if not {first, second} & used:
             used |= {first, second}
-            points = xy[[first, second]]
-            bridges.append(NewPath((int(node[first]), int(node[second])), points, network.node_radius[node[[first, second]]]))
+            node = ends.node[[first, second]]
+            bridges.append(NewPath((int(node[0]), int(node[1])), ends.xy[[first, second]], network.node_radius[node]))
     return dissolve(append(network, bridges))
+
+
+def _facing(xy: FloatArray, direction: FloatArray, pairs: IntArray, crumb: NDArray[np.bool_]) -> FloatArray:
+    """Cosine of the angle between the gap of a pair of ends and the end that points away from it more; crumbs point anywhere."""
+    one, other = pairs.T
+    across = xy[other] - xy[one]
+    across /= np.maximum(np.hypot(*across.T), 1e-9)[:, None]
+    ahead, back = (direction[one] * across).sum(axis=1), -(direction[other] * across).sum(axis=1)
+    best = np.maximum(ahead, back)
+    return np.minimum(np.where(crumb[one], best, ahead), np.where(crumb[other], best, back))
+
+
+def _bare_length(start: FloatArray, stop: FloatArray, lookup: Lookup) -> FloatArray:
+    """(N,) distance from the first to the last place without paint on the straight way between two points, to a quarter of a pixel."""
+    length = np.hypot(*(stop - start).T)
+    steps = int(np.ceil(2.0 * length.max(initial=0.0))) + 1
+    at = np.linspace(0.0, 1.0, steps)
+    seen = lookup((start[:, None] + at[:, None] * (stop - start)[:, None]).reshape(-1, 2)).reshape(-1, steps)
+    bare = seen != 1
+    first, last = bare.argmax(axis=1), steps - 1 - bare[:, ::-1].argmax(axis=1)
+    return np.where(bare.any(axis=1), (last - first + 1) * length / steps, 0.0)
 
 
 def _tip_direction(network: Network, path: IntArray, side: IntArray) -> FloatArray:

@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import cv2
+import numba
 import numpy as np
-import shapely
+from numpy.typing import NDArray
 
 from pipeline.config import VectorizeConfig
 from pipeline.maps.frames import FloatArray
-from pipeline.maps.vectorize.network import Network, from_skeleton
+from pipeline.maps.vectorize.network import from_skeleton
 from pipeline.maps.vectorize.refine import Lookup, refine
-from pipeline.maps.vectorize.skeleton import SkeletonPixels, trace
+from pipeline.maps.vectorize.skeleton import IntArray, SkeletonPixels, trace
 from pipeline.maps.vectorize.thinning import MaskArray, remove_noise, thin
 
 SMOOTHING_PX = 2  # half the window of the moving average that takes the stairs out of a pixel path
@@ -34,14 +35,15 @@ def trace_strokes(mask: MaskArray, config: VectorizeConfig) -> Strokes:
 
 def skeleton_pixels(mask: MaskArray) -> SkeletonPixels:
     """Skeleton of a mask with the distance of its pixels to the background."""
-    rows, columns = np.nonzero(thin(mask).view(np.bool_))  # numpy finds truth values faster than numbers
+    found = cv2.findNonZero(thin(mask))  # row by row
+    columns, rows = (np.empty((0, 2)) if found is None else found[:, 0]).T.astype(np.int64)
     distance = cv2.distanceTransform(mask, cv2.DIST_L2, cv2.DIST_MASK_5)
     return SkeletonPixels(rows, columns, distance[rows, columns].astype(np.float64))
 
 
 def array_lookup(mask: MaskArray) -> Lookup:
     """Look-up of points in a mask held in memory."""
-    framed = np.pad(mask.astype(np.int8), 1, constant_values=-1)
+    framed = cv2.copyMakeBorder(mask, 1, 1, 1, 1, cv2.BORDER_CONSTANT, value=(255,)).view(np.int8)  # -1
     limit = np.array([mask.shape[1], mask.shape[0]])
 
     def lookup(xy: FloatArray) -> np.ndarray:
@@ -56,19 +58,53 @@ def strokes_of(pixels: SkeletonPixels, lookup: Lookup, config: VectorizeConfig) 
     network = refine(from_skeleton(pixels, trace(pixels)), lookup, config)
     if len(network.ends) == 0:
         return Strokes([], [])
-    which = np.repeat(np.arange(len(network.ends)), np.diff(network.offsets))
-    lines = shapely.simplify(shapely.linestrings(smoothed(network), indices=which), config.tolerance_px, preserve_topology=False)
-    coordinates, owner = shapely.get_coordinates(lines, return_index=True)
-    polylines = np.split(coordinates, np.flatnonzero(np.diff(owner)) + 1)
+    points = _smoothed(network.points, network.offsets)
+    kept = _simplified(points, network.offsets, config.tolerance_px)
+    counts = np.add.reduceat(kept, network.offsets[:-1], dtype=np.int64)
+    polylines = np.split(points[kept], np.cumsum(counts)[:-1])
     return Strokes(polylines, (network.ends[:, 0] == network.ends[:, 1]).tolist())
 
 
-def smoothed(network: Network) -> FloatArray:
+@numba.njit(cache=True)
+def _smoothed(points: FloatArray, offsets: IntArray) -> FloatArray:
     """Points of all paths after a moving average that narrows towards the ends, so that ends stay where they are."""
-    counts = np.diff(network.offsets)
-    start, stop = np.repeat(network.offsets[:-1], counts), np.repeat(network.offsets[1:], counts)
-    at = np.arange(len(network.points))
-    half = np.minimum(SMOOTHING_PX, np.minimum(at - start, stop - 1 - at))
-    sums = np.concatenate([np.zeros((1, 2)), np.cumsum(network.points, axis=0)])
-    mean: FloatArray = (sums[at + half + 1] - sums[at - half]) / (2 * half + 1)[:, None]
-    return mean
+    smoothed = np.empty_like(points)
+    for path in range(len(offsets) - 1):
+        first, last = offsets[path], offsets[path + 1] - 1
+        for at in range(first, last + 1):
+            half = min(SMOOTHING_PX, at - first, last - at)
+            x = y = 0.0
+            for k in range(at - half, at + half + 1):
+                x, y = x + points[k, 0], y + points[k, 1]
+            smoothed[at] = x / (2 * half + 1), y / (2 * half + 1)
+    return smoothed
+
+
+@numba.njit(cache=True)
+def _simplified(points: FloatArray, offsets: IntArray, tolerance_px: float) -> NDArray[np.bool_]:
+    """Which points of the paths Douglas and Peucker's algorithm keeps (Canadian Cartographer 10, 1973)."""
+    kept = np.zeros(len(points), dtype=np.bool_)
+    stack = np.empty((len(points) + 1, 2), dtype=np.int64)
+    for path in range(len(offsets) - 1):
+        stack[0] = offsets[path], offsets[path + 1] - 1
+        kept[stack[0, 0]] = kept[stack[0, 1]] = True
+        waiting = 1
+        while waiting > 0:
+            waiting -= 1
+            first, last = stack[waiting]
+            x, y = points[first]
+            dx, dy = points[last, 0] - x, points[last, 1] - y
+            squared = dx * dx + dy * dy
+            farthest, largest = -1, tolerance_px * tolerance_px
+            for k in range(first + 1, last):
+                px, py = points[k, 0] - x, points[k, 1] - y
+                along = min(max((px * dx + py * dy) / squared, 0.0), 1.0) if squared > 0.0 else 0.0
+                distance = (px - along * dx) ** 2 + (py - along * dy) ** 2
+                if distance > largest:
+                    farthest, largest = k, distance
+            if farthest >= 0:
+                kept[farthest] = True
+                stack[waiting] = first, farthest
+                stack[waiting + 1] = farthest, last
+                waiting += 2
+    return kept

@@ -6,11 +6,13 @@ Both depend on a bounded neighbourhood only, so a tile with a wide enough margin
 from __future__ import annotations
 
 import cv2
+import numba
 import numpy as np
 from numpy.typing import NDArray
 
 MaskArray = NDArray[np.uint8]
-WordArray = NDArray[np.uint64]
+_SQUARE_3 = np.ones((3, 3), np.uint8)
+_SQUARE_11 = np.ones((11, 11), np.uint8)
 
 
 def remove_noise(mask: MaskArray, noise_px: int) -> MaskArray:
@@ -21,95 +23,114 @@ def remove_noise(mask: MaskArray, noise_px: int) -> MaskArray:
     """
     if noise_px < 1:
         return mask
-    whole = _without_specks_and_holes(mask, noise_px)
-    framed = cv2.copyMakeBorder(whole, 1, 1, 1, 1, cv2.BORDER_CONSTANT, value=(0,))
-    changed = (whole != cv2.medianBlur(framed, 3)[1:-1, 1:-1]).astype(np.uint8)
-    contours, _ = cv2.findContours(changed, cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_SIMPLE)
-    for contour in contours:
-        if max(cv2.boundingRect(contour)[2:]) > noise_px:
-            cv2.drawContours(changed, [contour], 0, (0,), cv2.FILLED)
-    solid = cv2.dilate(cv2.erode(framed, np.ones((3, 3), np.uint8)), np.ones((11, 11), np.uint8))[1:-1, 1:-1]
-    changed = changed * ((whole == 0) | (solid != 0))
-    return _without_specks_and_holes(whole ^ changed, noise_px)
+    framed = np.pad(mask, 1)
+    _flip_small_parts(framed, 1, noise_px)
+    _flip_small_parts(framed, 0, noise_px)
+    changed = framed ^ cv2.medianBlur(framed, 3).astype(np.uint8, copy=False)
+    large = changed.copy()
+    _flip_small_parts(large, 1, noise_px)
+    solid = cv2.dilate(cv2.erode(framed, _SQUARE_3), _SQUARE_11).astype(np.uint8, copy=False)
+    framed ^= (changed ^ large) & ((framed ^ 1) | solid)
+    _flip_small_parts(framed, 1, noise_px)
+    _flip_small_parts(framed, 0, noise_px)
+    return framed[1:-1, 1:-1]
 
 
-def _without_specks_and_holes(mask: MaskArray, noise_px: int) -> MaskArray:
-    contours, hierarchy = cv2.findContours(mask, cv2.RETR_CCOMP, cv2.CHAIN_APPROX_SIMPLE)
-    specks, holes = set(), set()
-    for number, contour in enumerate(contours):
-        size = max(cv2.boundingRect(contour)[2:])
-        parent = hierarchy[0, number, 3]
-        if parent < 0 and size <= noise_px:
-            specks.add(number)
-        elif parent >= 0 and parent not in specks and size <= noise_px + 2:  # a hole's contour runs on the pixels around it
-            holes.add(number)
-    cleaned = mask.copy()
-    for small, value in ((specks, 0), (holes, 1)):
-        for number in small:  # one by one: drawn together, contours that share a pixel would cancel out
-            cv2.drawContours(cleaned, [contours[number]], 0, (value,), cv2.FILLED)
-    return cleaned
+@numba.njit(cache=True)
+def _flip_small_parts(mask: MaskArray, value: int, size_px: int) -> None:
+    """Flip, in place, the parts of pixels of a value that fit into a square of `size_px`; parts of 1 are 8-connected, parts of 0 4-connected.
+
+    A part is entered at pixels with nothing of it above or to the left, and left as soon as it proves to be too large.
+    """
+    height, width = mask.shape
+    reach = 8 if value == 1 else 4
+    steps = ((0, 1), (1, 0), (0, -1), (-1, 0), (1, 1), (1, -1), (-1, -1), (-1, 1))
+    part = np.empty((size_px * size_px + 1, 2), dtype=np.int64)
+    for row in range(1, height - 1):
+        for column in range(1, width - 1):
+            if mask[row, column] != value or mask[row, column - 1] == value or mask[row - 1, column] == value:
+                continue
+            part[0] = row, column
+            mask[row, column] = 2
+            found, looked = 1, 0
+            top, bottom, left, right = row, row, column, column
+            small = True
+            while looked < found and small:
+                for k in range(reach):
+                    r, c = part[looked, 0] + steps[k][0], part[looked, 1] + steps[k][1]
+                    if mask[r, c] == value:
+                        top, bottom, left, right = min(top, r), max(bottom, r), min(left, c), max(right, c)
+                        small = max(bottom - top, right - left) < size_px and 0 < r < height - 1 and 0 < c < width - 1
+                        if not small:
+                            break
+                        part[found] = r, c
+                        found += 1
+                        mask[r, c] = 2
+                looked += 1
+            for k in range(found):
+                mask[part[k, 0], part[k, 1]] = 1 - value if small else value
+
+
+def _deletable_codes() -> NDArray[np.bool_]:
+    """(2, 256): which neighbourhoods the first and the second sub-iteration of Guo and Hall's A1 delete.
+
+    Bit k of a code is the paper's neighbour p(k + 2): north first, clockwise.
+    """
+    p2, p3, p4, p5, p6, p7, p8, p9 = (np.arange(256) >> np.arange(8)[:, None] & 1).astype(bool)
+    crossings = sum((~a & (b | c)).astype(int) for a, b, c in ((p2, p3, p4), (p4, p5, p6), (p6, p7, p8), (p8, p9, p2)))
+    pairs = [sum((a | b).astype(int) for a, b in of) for of in (((p9, p2), (p3, p4), (p5, p6), (p7, p8)), ((p2, p3), (p4, p5), (p6, p7), (p8, p9)))]
+    neighbours = np.minimum(*pairs)
+    common = (crossings == 1) & (neighbours >= 2) & (neighbours <= 3)
+    return np.stack([common & ~((p6 | p7 | ~p9) & p8), common & ~((p2 | p3 | ~p5) & p4)])
+
+
+_DELETABLE = _deletable_codes()
 
 
 def thin(mask: MaskArray) -> MaskArray:
     """Skeleton of a mask (H, W) of 0 and 1: one pixel wide, 8-connected, same connected parts and holes.
 
-    Z. Guo and R. W. Hall, Parallel thinning with two-subiteration algorithms, Communications of the ACM 32 (1989), algorithm A1, on 64 pixels
-    at a time: a row is a string of bits, a neighbour a shift, a condition a few bitwise operations. Only words whose surroundings changed
-    in the last two sub-iterations are looked at again. The result at a pixel depends on neighbours within the line width.
+    Z. Guo and R. W. Hall, Parallel thinning with two-subiteration algorithms, Communications of the ACM 32 (1989), algorithm A1. A pixel is
+    looked at again only after a neighbour was deleted. The result at a pixel depends on neighbours within the line width.
     """
-    height, width = mask.shape
-    words = np.zeros((height + 2, width // 64 + 3), dtype=np.uint64)  # a border of empty words on every side
-    row_bytes = np.packbits(mask, axis=1, bitorder="little")
-    words.view(np.uint8)[1:-1, 8 : 8 + row_bytes.shape[1]] = row_bytes
-    flat, stride = words.ravel(), words.shape[1]
-    candidates = recent = np.flatnonzero(flat)  # every word is looked at once by each of the two sub-iterations
-    second, idle = False, 0
-    while idle < 2:
-        deleted = _deletable(flat, candidates, stride, second)
-        hit = deleted != 0
-        changed = candidates[hit]
-        flat[changed] ^= deleted[hit]
-        idle = 0 if len(changed) else idle + 1
-        near_change = _with_neighbours(np.concatenate([changed, recent]), words.shape).ravel()
-        candidates, recent, second = np.flatnonzero(near_change & (flat != 0)), changed, not second
-    skeleton_bytes = words.view(np.uint8)[1:-1, 8 : 8 + row_bytes.shape[1]]
-    return np.unpackbits(skeleton_bytes, axis=1, count=width, bitorder="little")
+    framed = np.pad(mask, 1)
+    outline = framed & ~cv2.erode(framed, _SQUARE_3).astype(np.uint8, copy=False)  # pixels inside stay until a neighbour goes
+    _thin(framed.ravel(), outline.ravel(), framed.shape[1], _DELETABLE)
+    return framed[1:-1, 1:-1]
 
 
-def _with_neighbours(at: NDArray[np.int64], shape: tuple[int, ...]) -> NDArray[np.bool_]:
-    """Which words of a grid are at or next to the given places."""
-    marked = np.zeros(shape, dtype=bool)
-    marked.ravel()[at] = True
-    beside = marked.copy()
-    beside[:, 1:] |= marked[:, :-1]
-    beside[:, :-1] |= marked[:, 1:]
-    around = beside.copy()
-    around[1:] |= beside[:-1]
-    around[:-1] |= beside[1:]
-    return around
-
-
-def _deletable(flat: WordArray, at: NDArray[np.int64], stride: int, second: bool) -> WordArray:
-    """Bits of the words `at` that a sub-iteration deletes. p2 to p9 are a pixel's neighbours, north first, clockwise, as in the paper."""
-    p9, p2, p3 = _neighbours(flat, at - stride)
-    p8, p1, p4 = _neighbours(flat, at)
-    p7, p6, p5 = _neighbours(flat, at + stride)
-    a1, a2, a3, a4 = p9 | p2, p3 | p4, p5 | p6, p7 | p8
-    b1, b2, b3, b4 = p2 | p3, p4 | p5, p6 | p7, p8 | p9
-    c1, c2, c3, c4 = ~p2 & a2, ~p4 & a3, ~p6 & a4, ~p8 & a1
-    one_crossing = ((c1 ^ c2) & ~(c3 | c4)) | ((c3 ^ c4) & ~(c1 | c2))
-    two_or_three = _at_least_two(a1, a2, a3, a4) & _at_least_two(b1, b2, b3, b4) & ~(a1 & a2 & a3 & a4 & b1 & b2 & b3 & b4)
-    kept_side = (b1 | ~p5) & p4 if second else (b3 | ~p9) & p8
-    deletable: WordArray = p1 & one_crossing & two_or_three & ~kept_side
-    return deletable
-
-
-def _neighbours(flat: WordArray, at: NDArray[np.int64]) -> tuple[WordArray, WordArray, WordArray]:
-    """West neighbours, the pixels themselves and east neighbours of the words `at`; pixel 64 k + i of a row is bit i of its word k."""
-    one, rest = np.uint64(1), np.uint64(63)
-    west, middle, east = flat[at - 1], flat[at], flat[at + 1]
-    return (middle << one) | (west >> rest), middle, (middle >> one) | (east << rest)
-
-
-def _at_least_two(a: WordArray, b: WordArray, c: WordArray, d: WordArray) -> WordArray:
-    return np.bitwise_or((a & b) | (c & d), (a | b) & (c | d))
+@numba.njit(cache=True)
+def _thin(flat: MaskArray, outline: MaskArray, stride: int, deletable: NDArray[np.bool_]) -> None:
+    """Thin a mask with an empty border in place, from its outline inwards; `stride` is its row length."""
+    steps = np.array([-stride, 1 - stride, 1, 1 + stride, stride, stride - 1, -1, -1 - stride])
+    first = np.flatnonzero(outline)
+    looks = outline * np.uint8(2)  # of the two sub-iterations, how many have yet to look at the pixel
+    queue, deleted = np.empty(flat.sum(), dtype=np.int64), np.empty(flat.sum(), dtype=np.int64)
+    queue[: len(first)] = first
+    waiting, second = len(first), 0
+    while waiting > 0:
+        kept = gone = 0
+        for position in range(waiting):
+            at = queue[position]
+            code = 0
+            for bit in range(8):
+                code |= flat[at + steps[bit]] << bit
+            looks[at] -= 1
+            if deletable[second, code]:
+                deleted[gone] = at
+                gone += 1
+                looks[at] = 0
+            elif looks[at] > 0:
+                queue[kept] = at
+                kept += 1
+        for position in range(gone):
+            flat[deleted[position]] = 0
+        for position in range(gone):
+            for bit in range(8):
+                beside = deleted[position] + steps[bit]
+                if flat[beside]:
+                    if looks[beside] == 0:
+                        queue[kept] = beside
+                        kept += 1
+                    looks[beside] = 2
+        waiting, second = kept, 1 - second
