@@ -266,34 +266,6 @@ def _config(paths: Paths, chip: str | None = None) -> Config:
 
 
 def _defaults() -> Config:
-def history(options: argparse.Namespace) -> Answer:
-    """Who changed the champion when, and why."""
-    from pipeline.tracking.registry import release_history
-
-    paths = _paths(options)
-    changes = release_history(paths, _config(paths, options.chip))
-    lines = [
-        f"{change.at}  {change.action} {change.replaced} -> {change.version} by {change.by}, gate {change.gate}"
-        + (f", reason: {change.reason}" if change.reason else "") + "".join(f"\n    overruled: {line}" for line in change.overruled)
-        + ("" if change.done or not change.number else "\n    NOT DONE: cut short; the next promote or rollback completes or forgets it")
-        for change in changes
-    ]  # fmt: skip
-    return Answer([change.as_dict() for change in changes], "\n".join(lines) or "no version has been promoted yet")
-
-
-def reproduce(options: argparse.Namespace) -> Answer:
-    """Make a registered version again in a fresh folder and repeat its evaluation; status 1 unless the numbers are the same."""
-    from pipeline.tracking.reproduce import reproduce as reproduce_version
-
-    paths = _paths(options)
-    version = int(options.version) if options.version.isdigit() else options.version.removeprefix("@")
-    done = reproduce_version(paths, _config(paths, options.chip), version, options.folder)
-    lines = [f"{row.metric}: logged {row.logged}, now {row.reproduced}" for row in done.differences]
-    verdict = "the same" if done.same else f"{len(done.differences)} differ"
-    text = f"{done.model} version {done.version} from commit {done.git_commit[:10]} in {done.folder}: {done.compared} numbers compared, {verdict}"
-    return Answer(done.as_dict(), "\n".join([*lines, text]), int(not done.same))
-
-
     from pipeline.config import Config
 
     return Config()
@@ -357,6 +329,11 @@ def _add_model_verbs(verbs: Any) -> None:
     verb.add_argument("--calib", type=Path, required=True, metavar="DIR", help="folder of .npy or .npz batches, normalised as in training")
     verb.add_argument("--chip", default="j6m", help="chip profile (default: j6m)")
     verb.add_argument("--out", type=Path, required=True, help="INT8 model to write")
+    verb.add_argument("--config", type=Path, metavar="YAML", help="quantization parameters, as in params.yaml (default: the defaults)")
+    verb.add_argument("--explain", action="append", default=[], metavar="TENSOR", help="say which rule decided about a tensor; repeatable")
+    verb = _add(verbs, "explain", explain_tensor)
+    verb.add_argument("tensor", metavar="TENSOR", help="activation, weight or bias of models/multitask.onnx")
+    verb.add_argument("--plan", type=Path, metavar="CSV", help="plan to read (default: reports/quant_plan.csv)")
     for name, text in HARDWARE_MODEL_VERBS.items():
         verbs.add_parser(name, help=text)  # for the list in --help; `main` hands them over before this parser reads
 
@@ -380,8 +357,3 @@ def _add_registry_verbs(verbs: Any) -> None:
 
 if __name__ == "__main__":
     sys.exit(main())
-    verb.add_argument("--config", type=Path, metavar="YAML", help="quantization parameters, as in params.yaml (default: the defaults)")
-    verb.add_argument("--explain", action="append", default=[], metavar="TENSOR", help="say which rule decided about a tensor; repeatable")
-    verb = _add(verbs, "explain", explain_tensor)
-    verb.add_argument("tensor", metavar="TENSOR", help="activation, weight or bias of models/multitask.onnx")
-    verb.add_argument("--plan", type=Path, metavar="CSV", help="plan to read (default: reports/quant_plan.csv)")
