@@ -25,12 +25,15 @@ NOMINAL_HEADING_DEG = {
     "CAM_BACK": 180.0,
     "CAM_BACK_LEFT": 110.0,
 }
+# So many cameras with a matrix of their own show that the rig was measured, not simulated.
+MEASURED_CAMERAS = 3
 
 
 def measure(context: Context) -> pa.Table:
     """One row a calibrated_sensor record in use; camera quantities are null for other sensors.
 
-    Columns: rotation_error (deviation of the quaternion's length from 1), intrinsics_problem, field_of_view_deg, principal_point_offset
+    Columns: rotation_error (deviation of the quaternion's length from 1), intrinsics_problem, foreign_problem,
+    shared_problem, field_of_view_deg, principal_point_offset
     (of the image's half size), heading_error_deg, elevation_deg, roll_deg (of cameras), and the deviation from the usual calibration of the same
     channel in the data set's other logs: rig_rotation_deg, rig_position_m, rig_focal_ratio.
     """
@@ -47,7 +50,7 @@ def measure(context: Context) -> pa.Table:
             "channel": channel.tolist(),
             "rotation_error": np.abs(np.linalg.norm(quaternion, axis=1) - 1),
             "extrinsics_problem": problems(len(rows), [("extrinsics are not finite", ~np.isfinite(sensor2ego).all(axis=(1, 2)))]),
-            "shared_problem": _shared_intrinsics(channel, intrinsics, camera),
+            **_shared_intrinsics(channel, intrinsics, camera),
             **_intrinsics(intrinsics, size, camera),
             **_direction(channel, sensor2ego, camera),
             **_rig(channel, intrinsics, sensor2ego, camera),
@@ -93,13 +96,23 @@ def _intrinsics(intrinsics: FloatArray, size: IntArray, camera: NDArray[np.bool_
     }
 
 
-def _shared_intrinsics(channel: NDArray[np.str_], intrinsics: FloatArray, camera: NDArray[np.bool_]) -> pa.Array:
-    """Cameras whose matrix equals, to the last bit, that of another channel: measured calibrations never do."""
+def _shared_intrinsics(channel: NDArray[np.str_], intrinsics: FloatArray, camera: NDArray[np.bool_]) -> dict[str, pa.Array]:
+    """Cameras whose matrix equals, to the last bit, that of another channel: measured calibrations never do.
+
+    A matrix that two channels have, while at least three others have their own, was copied from one to the other (foreign_problem). Where more
+    share one, the rig may be a simulated one (shared_problem).
+    """
     owners: dict[bytes, set[str]] = {}
     for row in np.flatnonzero(camera):
         owners.setdefault(intrinsics[row].tobytes(), set()).add(str(channel[row]))
-    shared = [bool(camera[row]) and len(owners[intrinsics[row].tobytes()]) > 1 for row in range(len(channel))]
-    return problems(len(channel), [("another channel has the same camera matrix", np.array(shared, dtype=bool))])
+    sharing = {name for names in owners.values() if len(names) > 1 for name in names}
+    measured = len(set(channel[camera].tolist()) - sharing) >= MEASURED_CAMERAS
+    users = np.array([len(owners[intrinsics[row].tobytes()]) if camera[row] else 0 for row in range(len(channel))])
+    foreign = (users == 2) & measured
+    return {
+        "foreign_problem": problems(len(channel), [("the camera matrix is that of another channel", foreign)]),
+        "shared_problem": problems(len(channel), [("another channel has the same camera matrix", (users > 1) & ~foreign)]),
+    }
 
 
 def _direction(channel: NDArray[np.str_], sensor2ego: FloatArray, camera: NDArray[np.bool_]) -> dict[str, pa.Array]:

@@ -97,6 +97,7 @@ def _calibration_rules(config: ValidationConfig) -> tuple[Rule, ...]:
         Rule("extrinsics_finite", table, "extrinsics_problem", "error", "rotation and translation are finite"),
         Rule("rotation_unit", table, "rotation_error", "error", "the quaternion has length 1", None, 1e-3),
         Rule("intrinsics_plausible", table, "intrinsics_problem", "error", "the camera matrix is one of a real camera"),
+        Rule("intrinsics_foreign", table, "foreign_problem", "error", "a camera of a measured rig does not have another one's matrix"),
         Rule("intrinsics_own", table, "shared_problem", "warning", "a camera has its own matrix (simulated rigs may share one)"),
         Rule("principal_point", table, "principal_point_offset", "error", "the principal point is near the image centre", None, 0.25),
         Rule("field_of_view", table, "field_of_view_deg", "error", "the horizontal field of view is that of a lens without fisheye", 20, 150),

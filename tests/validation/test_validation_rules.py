@@ -193,7 +193,30 @@ def test_foreign_intrinsics_are_caught(trainval: DataSet) -> None:
     found = failures(trainval.validate())
     assert found["rig_focal_length"] == (front,)
     # Known without other logs, too: no two real cameras have one matrix.
-    assert {front, rear} <= set(found["intrinsics_own"])
+    assert {front, rear} <= set(found["intrinsics_foreign"]) and "intrinsics_own" not in found
+
+
+def test_foreign_intrinsics_are_an_error_in_a_data_set_of_one_log(trainval: DataSet) -> None:
+    """All logs get the first one's calibration, so that no log contradicts another; only the copy itself is left to be seen."""
+    stored = {record["token"]: record for record in trainval.records("calibrated_sensor")}
+    for channel in CAMERAS:
+        first, *others = trainval.calibrations(channel)
+        donor = stored[trainval.calibrations("CAM_FRONT_LEFT")[0] if channel == "CAM_FRONT_RIGHT" else first]
+        for token in (first, *others):
+            _calibrate(trainval, token, camera_intrinsic=donor["camera_intrinsic"], **{k: stored[first][k] for k in ("rotation", "translation")})
+    result = trainval.validate()
+    copied = {*trainval.calibrations("CAM_FRONT_LEFT"), *trainval.calibrations("CAM_FRONT_RIGHT")}
+    assert set(failures(result)["intrinsics_foreign"]) == copied and not result.report["passed"]
+
+
+def test_a_simulated_rig_may_share_one_matrix(trainval: DataSet) -> None:
+    (shared_matrix,) = (r["camera_intrinsic"] for r in trainval.records("calibrated_sensor") if r["token"] == trainval.calibrations("CAM_FRONT")[0])
+    for channel in CAMERAS:
+        if channel != "CAM_BACK":
+            for token in trainval.calibrations(channel):
+                _calibrate(trainval, token, camera_intrinsic=shared_matrix)
+    result = trainval.validate()
+    assert "intrinsics_own" in failures(result) and "intrinsics_foreign" not in failures(result) and result.report["passed"]
 
 
 @pytest.mark.parametrize(
@@ -225,6 +248,8 @@ def test_limits_hold_on_all_real_calibrations(shared: Path) -> None:
     stored = json.loads(gzip.decompress((shared / "data" / "trainval-tables" / "calibrated_sensor.json.gz").read_bytes()))
     sensors = json.loads((shared / "data" / "nuscenes-subset" / "v1.0-mini" / "sensor.json").read_text())
     channel_of = {sensor["token"]: sensor["channel"] for sensor in sensors}
+    cameras = {(str(record["camera_intrinsic"]), channel_of[record["sensor_token"]]) for record in stored if record["camera_intrinsic"]}
+    assert len({matrix for matrix, _ in cameras}) == len(cameras)  # no matrix is that of two channels
     for channel in CAMERAS:
         rows = [record for record in stored if channel_of[record["sensor_token"]] == channel]
         rotation = np.unique(quaternion_to_matrix(np.array([row["rotation"] for row in rows])), axis=0)
