@@ -22,6 +22,7 @@ from pipeline.paths import Paths
 from pipeline.taxonomy import DETECTION_CLASSES
 from tests.evaluation.map_cases import BOUNDARY, DIVIDER, label, line_at, prediction
 
+CHECKLIST = {"coordinate_consistency_rms_m": 0.04, "sensor_timestamps_ms": 2.1, "channel_alignment_std": 0.3}
 LAYERS = """tensor,module,op,dtype,sqnr_db,cosine,local_sqnr_db,saturation,rule
 a,map_head.decoder.0,MatMul,int8,14.2,0.981,38.0,0.001,default
 b,backbone.stages.3.<b>,Conv,int8,21.9,0.997,41.0,0,default
@@ -59,6 +60,7 @@ def profile_report() -> dict[str, Any]:
         "by_head_ms": {"shared": 5.0, "detection": 2.5, "map": 1.5, "occupancy": 0.8, "host": 0.07},
         "by_module_ms": {"backbone.stages": 4.0, "map_head.decoder": 1.5},
         "conditions": {"scenario": "nominal", "p50_ms": 9.9, "p99_ms": 10.6},
+        "memory": {"temporary": {"peak_bytes": 3_000_000}, "total_ddr_bytes": 9_200_000},
         "bottleneck": "blocks limited by the DDR bus",
         "summary": {"DDR access data": {
             "input memory bytes": 1_000_000, "output memory bytes": 200_000, "static memory bytes": 5_000_000, "dynamic memory bytes": 3_000_000,
@@ -78,7 +80,7 @@ def release(tmp_path: Path, project_root: Path) -> tuple[Config, Paths]:
     write_json(paths.report("profile.json"), profile_report())
     rule = {"name": "camera_phase", "severity": "warning", "failed": 3, "checked": 400, "meaning": ""}
     samples = {"total": 400, "kept": 397, "dropped": {}}
-    write_json(paths.report("validation.json"), {"counts": {"error": 0, "warning": 3}, "samples": samples, "rules": [rule]})
+    write_json(paths.report("validation.json"), {"counts": {"error": 0, "warning": 3}, "samples": samples, "rules": [rule], "checklist": CHECKLIST})
     write_json(paths.report("topology.json"), {"elements": {"divider": 1200, "ped_crossing": 80, "boundary": 900}, "clip_rate": 0.31})
     write_json(paths.report("sensitivity.json"), {"tensors": {"int8": 210, "int16": 14}, "promoted": [{"tensor": "a", "reason": "worst"}]})
     write_text(paths.report("layer_wise_error.csv"), LAYERS)
