@@ -275,6 +275,8 @@ def bridge_gaps(network: Network, lookup: Lookup, config: VectorizeConfig) -> Ne
     ends need not point along it, but their axes have to be opposite. Two ends of one line are joined too, which closes it, if the line is longer
     than three gaps. Crumbs come last: they fill gaps that are too long without them.
     """
+    if not _any_ends_within(network, config.max_gap_px):
+        return network
     ends = free_ends(network, lookup)
     pairs = _near(ends, config.max_gap_px + 3.0 * float(ends.radius.max(initial=0.0)) if config.max_gap_px > 0.0 else 0.0)
     if len(pairs) == 0:
@@ -299,6 +301,8 @@ def mend_breaks(network: Network, lookup: Lookup, config: VectorizeConfig) -> Ne
 
     The short one is what noise cut off between the break and a junction, and would be taken for a spur.
     """
+    if not _any_ends_within(network, config.noise_px):
+        return network
     ends = free_ends(network, lookup)
     pairs = _near(ends, config.noise_px + 2.0 * float(ends.radius.max(initial=0.0)) if config.noise_px > 0 else 0.0)
     long = network.lengths[ends.path] > 3.0 * config.min_spur_px
@@ -311,6 +315,14 @@ def mend_breaks(network: Network, lookup: Lookup, config: VectorizeConfig) -> Ne
     fits = (bare <= config.noise_px) & opposite & (_facing(ends.axis_xy, ends.axis, pairs, np.zeros(len(long), dtype=bool)) > 0.5)
     gap = np.hypot(*(ends.xy[other] - ends.xy[one]).T)
     return _bridged(network, ends, pairs[fits][np.argsort(gap[fits], kind="stable")])
+
+
+def _any_ends_within(network: Network, gap_px: float) -> bool:
+    """Whether two free ends may be near enough for a gap of that length, before anything is known of their directions."""
+    free = network.node_xy[network.degree == 1]
+    if len(free) < 2 or gap_px <= 0.0:
+        return False
+    return len(cKDTree(free).query_pairs(gap_px + 3.0 * float(mean_radius(network).max()), output_type="ndarray")) > 0
 
 
 def _near(ends: FreeEnds, distance_px: float) -> IntArray:

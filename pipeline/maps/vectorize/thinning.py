@@ -23,7 +23,7 @@ def remove_noise(mask: MaskArray, noise_px: int) -> MaskArray:
     """
     if noise_px < 1:
         return mask
-    framed = np.pad(mask, 1)
+    framed = _framed(mask)
     _flip_small_parts(framed, 1, noise_px)
     _flip_small_parts(framed, 0, noise_px)
     changed = framed ^ cv2.medianBlur(framed, 3).astype(np.uint8, copy=False)
@@ -34,6 +34,12 @@ def remove_noise(mask: MaskArray, noise_px: int) -> MaskArray:
     _flip_small_parts(framed, 1, noise_px)
     _flip_small_parts(framed, 0, noise_px)
     return framed[1:-1, 1:-1]
+
+
+def _framed(mask: MaskArray) -> MaskArray:
+    """A copy with a border of 0, one pixel wide."""
+    framed: MaskArray = cv2.copyMakeBorder(mask, 1, 1, 1, 1, cv2.BORDER_CONSTANT, value=(0,)).astype(np.uint8, copy=False)
+    return framed
 
 
 @numba.njit(cache=True)
@@ -93,7 +99,7 @@ def thin(mask: MaskArray) -> MaskArray:
     Z. Guo and R. W. Hall, Parallel thinning with two-subiteration algorithms, Communications of the ACM 32 (1989), algorithm A1. A pixel is
     looked at again only after a neighbour was deleted. The result at a pixel depends on neighbours within the line width.
     """
-    framed = np.pad(mask, 1)
+    framed = _framed(mask)
     outline = framed & ~cv2.erode(framed, _SQUARE_3).astype(np.uint8, copy=False)  # pixels inside stay until a neighbour goes
     _thin(framed.ravel(), outline.ravel(), framed.shape[1], _DELETABLE)
     return framed[1:-1, 1:-1]
