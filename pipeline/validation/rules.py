@@ -76,6 +76,7 @@ def _time_rules(config: ValidationConfig) -> tuple[Rule, ...]:
         Rule("sample_pose", "samples", "pose_problem", "error", "a sample has a finite ego pose", drops=True),
         Rule("frame_pose", "frames", "pose_problem", "error", "a key frame has a finite ego pose", drops=True),
         Rule("frame_unique", "frames", "duplicate_problem", "error", "a sample has one key frame of a channel"),
+        Rule("label_time", "samples", "label_age_ms", "error", "labels are of a sensor frame's time, not interpolated", None, 1),
         Rule("sample_time_order", "samples", "interval_ms", "error", "samples of a scene have different time stamps", 0.001),
         Rule("sample_gap", "samples", "relative_interval", "warning", "samples are about evenly spaced (1: the median interval)", 0.5, 1.5),
         Rule(f"sync_{config.sync_policy}", "samples", column, "warning", meaning, None, limit_ms, drops=True),

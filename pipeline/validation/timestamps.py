@@ -124,10 +124,22 @@ def measure_samples(context: Context, frames: pa.Table) -> pa.Table:
             "camera_jitter_ms": _null_nan(worst),
             "missing_camera": _missing_cameras(context, sample),
             "lidar_frames": lidar,
+            "label_age_ms": _null_nan(_label_age_ms(context, sample)),
             "chain_problem": _sample_chain(context),
             "pose_problem": problems(count, [("no ego pose", ~np.isfinite(matrices(samples["ego2global"], 4)).all(axis=(1, 2)))]),
         }
     )
+
+
+def _label_age_ms(context: Context, sample: IntArray) -> FloatArray:
+    """Time between each sample, which its labels belong to, and the nearest of its key frames; NaN without any.
+
+    Annotated labels are those of a sensor frame. A sample between the frames holds labels that were interpolated.
+    """
+    stamps, labelled = context.index.frames["timestamp_us"].to_numpy(), context.index.samples["timestamp_us"].to_numpy()
+    nearest = np.full(len(labelled), np.inf)
+    np.minimum.at(nearest, sample, 1e-3 * np.abs(stamps - labelled[sample]))
+    return np.where(np.isfinite(nearest), nearest, np.nan)
 
 
 def _intervals_ms(context: Context) -> FloatArray:

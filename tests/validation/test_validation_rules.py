@@ -87,6 +87,14 @@ def test_a_pose_of_another_time_is_found_in_metres(minival: DataSet) -> None:
     assert frames[5]["token"] in failures(minival.validate())["motion_error"]
 
 
+def test_labels_between_two_sensor_frames_are_refused(minival: DataSet) -> None:
+    """A sample half an interval after its sensor frames: its labels can only have been interpolated."""
+    token = minival.records("sample")[5]["token"]
+    minival.edit("sample", lambda records: records[5].update(timestamp=records[5]["timestamp"] + 250_000))
+    result = minival.validate()
+    assert failures(result)["label_time"] == (token,) and not result.report["passed"]
+
+
 def test_equal_time_stamps_are_found(minival: DataSet) -> None:
     def repeat(records: list[dict]) -> None:
         records[4]["timestamp"] = records[3]["timestamp"]
