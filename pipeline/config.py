@@ -463,7 +463,7 @@ class GateRule(Section):
     op: Literal[">=", "<="] = Field(description="how value and limit compare")
     limit: float = Field(allow_inf_nan=False, description="in the unit of the metric; without unit for a ratio")
     relative_to: str | None = Field(
-        None, pattern=rf"^{AGAINST_CHAMPION}$|{METRIC_PATTERN}", description="another metric, e.g. eval_float:map.AP, or `champion`: the champion's value"
+        None, pattern=rf"^{AGAINST_CHAMPION}$|{METRIC_PATTERN}", description="another metric, e.g. eval_float:map.AP, or `champion`'s"
     )
     relation: Literal["ratio", "difference"] = Field("ratio", description="value / reference, or value - reference; without meaning when absolute")
     severity: Literal["error", "warning"] = Field("error", description="only errors fail the gate")

@@ -11,8 +11,8 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 
-from pipeline.config import Config
 from pipeline.champion import read_champion, registered_name
+from pipeline.config import Config
 from pipeline.gate import judge
 from pipeline.io import write_json
 from pipeline.paths import Paths
