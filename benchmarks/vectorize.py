@@ -57,7 +57,8 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     cv2.setNumThreads(1)
-    report = {"lines": line_report(options.shared, options.images, options.seed), "areas": area_report(options.shared, options.images), "time_ms": time_report()}
+    lines, areas = line_report(options.shared, options.images, options.seed), area_report(options.shared, options.images)
+    report = {"lines": lines, "areas": areas, "time_ms": time_report()}
     print(json.dumps(report, indent=2) if options.json else as_text(report))
 
 
