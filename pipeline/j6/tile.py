@@ -223,6 +223,7 @@ def _in_place_stream(block: Block, placement: Mapping[str, str], tensors: Mappin
     if placement.get(whole) not in ("ddr", "output"):
         return None
     moved = sum(tensor_bytes(tensors[name], align) for name in parts if placement.get(name) not in ("ddr", "output"))
+    moved = min(moved, tensor_bytes(tensors[whole], align))  # parts of a tensor in DDR are not padded one by one
     if block.kind == "Concat":
         return (0, moved if placement[whole] == "ddr" else 0)
     return (moved, 0)

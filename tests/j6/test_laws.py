@@ -19,7 +19,7 @@ from pipeline.j6.graph import import_onnx
 from pipeline.j6.memory import Buffer, plan_arena
 from pipeline.j6.plan import Plan
 from pipeline.j6.schedule import BUS_LANES, Schedule, critical_path_ms, schedule
-from pipeline.j6.tile import IN_PLACE_KINDS, lifetimes, output_bytes, tensor_bytes
+from pipeline.j6.tile import IN_PLACE_KINDS, block_traffic, lifetimes, output_bytes, tensor_bytes
 from tests.j6.conftest import Net
 
 TOLERANCE_MS = 1e-6  # plan times are rounded to 1e-9 ms, a sum of some hundred of them to far less than this
@@ -165,6 +165,18 @@ def test_bytes_loaded_and_stored_are_what_the_tensors_need(fused, capacity):
             assert planned.stream_in_bytes <= reads + again and planned.stream_out_bytes <= writes
         else:
             assert (planned.stream_in_bytes, planned.stream_out_bytes) == (reads + again, writes)
+
+
+def test_parts_of_a_tensor_in_ddr_are_not_padded_one_by_one(tmp_path):
+    """200 channels are padded to 208 (channel alignment 16), but two of them side by side are 400 and need no padding."""
+    net = Net()
+    images = net.input("images", (1, 3, 8, 8))
+    first = net.conv(images, "first", 3, 200)
+    joined = net.op("Concat", [first, net.op("Relu", [first], "second")], "joined", axis=1)
+    fused = fuse(import_onnx(net.save(tmp_path / "m.onnx", net.op("Sigmoid", [joined], "out"))))
+    (concat,) = [block for block in fused.blocks if block.kind == "Concat"]
+    placement = dict.fromkeys(concat.inputs, "l1m") | {"joined": "ddr"}
+    assert block_traffic(fused, concat, placement, chip(), nv12=False).stream_out == 400 * 8 * 8
 
 
 @settings(max_examples=40, deadline=None)
