@@ -9,11 +9,17 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 # Two cores are shared by everything: one thread per library is faster for the small tensors of the tests, and repeatable.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MPLBACKEND", "Agg")
 os.environ.setdefault("DVC_NO_ANALYTICS", "true")
+
+# A verdict must not depend on the load of the machine or on luck; HYPOTHESIS_PROFILE=explore looks for new cases.
+settings.register_profile("repeatable", derandomize=True, deadline=None)
+settings.register_profile("explore", deadline=None)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 PROJECT_ROOT = Path(__file__).resolve().parents[1]
 

@@ -5,15 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
 
 from pipeline.dataset.build import IndexTables, build_index
 from pipeline.dataset.index import Index, write_index
 from pipeline.dataset.tables import Tables, read_tables
-
-# A busy machine must not fail a property.
-settings.register_profile("no_deadline", deadline=None)
-settings.load_profile("no_deadline")
 
 VERSIONS = ("v1.0-mini", "v1.0-trainval", "v1.0-minival")
 
