@@ -71,6 +71,7 @@ def serve(servers: tuple[Server, ...], root: Path) -> None:
         ServiceError: a server did not start, or ended by itself.
     """
     signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts background jobs with SIGINT ignored
     children: list[subprocess.Popen[bytes]] = []
     log_dir = root / ".services"
     log_dir.mkdir(exist_ok=True)
