@@ -18,9 +18,10 @@ from prefect.cache_policies import NO_CACHE
 from prefect.events import emit_event
 from prefect.logging import get_run_logger
 
+from flows.command import run_once
 from flows.pages import field_table, finding_rows
 from pipeline.config import load_config
-from pipeline.errors import BevError, DataError
+from pipeline.errors import DataError
 from pipeline.paths import Paths
 from pipeline.validation.command import validate_dataset
 
@@ -68,12 +69,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("dataroot", help="directory that holds the tables' directory and the sensor files")
     parser.add_argument("--version", required=True, help="name of the tables' directory")
     options = parser.parse_args(argv)
-    try:
-        validate_data(options.dataroot, options.version)
-    except BevError as error:
-        print(f"validate-data: error: {error}", file=sys.stderr)
-        return 1
-    return 0
+    return run_once("validate-data", lambda: validate_data(options.dataroot, options.version))
 
 
 if __name__ == "__main__":

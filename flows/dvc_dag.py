@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pipeline.errors import BevError, ConfigError
+from pipeline.execution import stage_environment
 
 Result = Literal["Completed", "Unchanged", "Restored"]
 LineSink = Callable[[str], None]
@@ -208,6 +209,5 @@ def _end(child: subprocess.Popen[str]) -> None:
 
 
 def _environment() -> dict[str, str]:
-    """This environment, with `python` in stage commands being this interpreter and its output unbuffered."""
-    interpreter_dir = str(Path(sys.executable).parent)
-    return {**os.environ, "PATH": os.pathsep.join([interpreter_dir, os.environ.get("PATH", "")]), "PYTHONUNBUFFERED": "1"}
+    """Of a stage, with its output unbuffered."""
+    return {**stage_environment(), "PYTHONUNBUFFERED": "1"}

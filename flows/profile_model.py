@@ -15,9 +15,9 @@ from prefect.artifacts import create_table_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.logging import get_run_logger
 
+from flows.command import run_once
 from flows.retries import RETRY
 from pipeline.config import load_config
-from pipeline.errors import BevError
 from pipeline.paths import Paths
 from pipeline.tracking.chips import profile_registered
 
@@ -62,12 +62,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--version", default="champion", help="number or alias (default: champion)")
     parser.add_argument("--chip", default="j6m", help="chip profile (default: j6m)")
     options = parser.parse_args(argv)
-    try:
-        profile_model(options.version, options.chip)
-    except BevError as error:
-        print(f"profile-model: error: {error}", file=sys.stderr)
-        return 1
-    return 0
+    return run_once("profile-model", lambda: profile_model(options.version, options.chip))
 
 
 if __name__ == "__main__":

@@ -17,10 +17,10 @@ from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.logging import get_run_logger
 
+from flows.command import run_once
 from flows.pages import field_table
 from flows.retries import RETRY
 from pipeline.config import load_config
-from pipeline.errors import BevError
 from pipeline.paths import Paths
 from pipeline.tracking.audit import AliasChange
 from pipeline.tracking.registry import promote, rollback
@@ -76,13 +76,12 @@ def main(argv: list[str] | None = None) -> int:
     verb.add_argument("--force", metavar="REASON", help="overrule gate and champion; recorded")
     verbs.add_parser("rollback").add_argument("--reason", help="recorded")
     options = parser.parse_args(argv)
-    try:
+
+    def call() -> None:
         change = promote_model(None, options.version, options.force) if options.verb == "promote" else rollback_model(None, options.reason)
-    except BevError as error:
-        print(f"{options.verb}: error: {error}", file=sys.stderr)
-        return 1
-    print(json.dumps(change, indent=2, sort_keys=True))
-    return 0
+        print(json.dumps(change, indent=2, sort_keys=True))
+
+    return run_once(options.verb, call)
 
 
 if __name__ == "__main__":

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import multiprocessing
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
+from pathlib import Path
 from typing import TypeVar
 
 from pipeline.errors import ServiceError
@@ -33,6 +35,11 @@ def keep_freed_memory() -> None:
         return
     for parameter, value in ((M_ARENA_MAX, 1), (M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, 2**31 - 1), (M_TOP_PAD, 64 * 2**20)):
         mallopt(parameter, value)
+
+
+def stage_environment() -> dict[str, str]:
+    """This environment for a DVC child, with `python` in its stage commands being this interpreter."""
+    return {**os.environ, "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])}
 
 
 CONNECT_TIMEOUT_S = 20

@@ -7,6 +7,8 @@ from numpy.typing import NDArray
 from scipy.interpolate import BSpline
 
 CONTROL_POINTS = 6
+# Points of a reported or compared curve: the control points of a spline of degree 1, and three between each two.
+LINE_POINTS = 4 * (CONTROL_POINTS - 1) + 1
 
 
 def basis(points: int, degree: int, control_points: int = CONTROL_POINTS) -> NDArray[np.float32]:

@@ -13,8 +13,6 @@ from pipeline.taxonomy import MAP_CLASSES
 
 Floats = NDArray[np.float32]
 PED_CROSSING = MAP_CLASSES.index("ped_crossing")
-# Points of a reported polyline: the control points of a spline of degree 1, and three between each two.
-LINE_POINTS = 4 * (bspline.CONTROL_POINTS - 1) + 1
 
 
 def sigmoid(logits: Floats) -> Floats:
@@ -65,7 +63,7 @@ def decode_map(logits: Floats, states: Floats, config: MapConfig, polygon_corner
     order = np.argsort(-score, kind="stable")
     order = order[score[order] >= config.score_threshold]
     control = states[order, :-2].reshape(-1, bspline.CONTROL_POINTS, 3)[..., :2]
-    lines = np.matmul(bspline.basis(LINE_POINTS, config.spline_degree), control).astype(np.float32)
+    lines = np.matmul(bspline.basis(bspline.LINE_POINTS, config.spline_degree), control).astype(np.float32)
     closed = (class_id[order] == PED_CROSSING) | (states[order, -2] > 0)
     lines[closed, -1] = lines[closed, 0]
     kept = suppress_similar(lines, class_id[order], config.nms_distance_m)

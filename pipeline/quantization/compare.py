@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -182,17 +183,17 @@ def _weight_error(model: FloatModel, name: str, weights: Mapping[str, float]) ->
     return None
 
 
-def to_csv(rows: Sequence[LayerError]) -> str:
-    """The rows as CSV text with a header; six significant digits."""
+def to_csv(rows: Sequence[Any], kind: type[Any] = LayerError) -> str:
+    """Rows of one dataclass as CSV text with a header; six significant digits."""
+    names = [field.name for field in fields(kind)]
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(field.name for field in fields(LayerError))
+    writer.writerow(names)
     for row in rows:
-        writer.writerow(_cells(row))
+        writer.writerow(_cells(getattr(row, name) for name in names))
     return stream.getvalue()
 
 
-def _cells(row: LayerError) -> Iterator[str]:
-    for field in fields(row):
-        value = getattr(row, field.name)
+def _cells(values: Iterable[Any]) -> Iterator[str]:
+    for value in values:
         yield "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)

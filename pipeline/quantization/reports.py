@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import csv
-import io
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +58,8 @@ def write_results(result: Quantized, calibration: Calibration, model_path: Path,
         temporary.write_bytes(content)
     write_text(files.errors, to_csv(result.errors))
     write_json(files.sensitivity, sensitivity_report(result))
-    write_text(files.plan, table(applied_plan(result.model, result.plan), PlanRow))
-    write_text(files.front_csv, table(_front_rows(result.promotion.search), FrontRow))
+    write_text(files.plan, to_csv(applied_plan(result.model, result.plan), PlanRow))
+    write_text(files.front_csv, to_csv(_front_rows(result.promotion.search), FrontRow))
     draw_front(files.front_figure, result.promotion.search)
     draw_distributions(files.distributions_figure, result.errors, result.plan, calibration.statistics)
 
@@ -69,16 +68,17 @@ def write_results(result: Quantized, calibration: Calibration, model_path: Path,
 def applied_plan(model: FloatModel, plan: QuantPlan) -> list[PlanRow]:
     """Every float activation in graph order, then every stored constant, with the rule that decided."""
     rows = [_activation_row(model, plan, name) for name in plan.tensors]
+    modules = {node.name: model.module_of(node.output[0]) for node in model.nodes}
     seen: set[tuple[str, str]] = set()
     for node in model.nodes:
         for position in range(len(node.input)):
             choice = weight_choice(model, plan, node, position)
             if choice is not None and (choice.constant, choice.dtype) not in seen:
                 seen.add((choice.constant, choice.dtype))
-                rows.append(_constant_row(model, plan, node.name, choice, weight_scales(model, plan, node, choice)))
+                rows.append(_constant_row(model, plan, node.name, modules[node.name], choice, weight_scales(model, plan, node, choice)))
         bias = stored_bias(model, plan, node)
         if bias is not None:
-            rows.append(_bias_row(model, plan, bias))
+            rows.append(_bias_row(plan, modules[bias.product], bias))
     return rows
 
 
@@ -90,7 +90,7 @@ def _activation_row(model: FloatModel, plan: QuantPlan, name: str) -> PlanRow:
     return PlanRow(name, "activation", decision.dtype, decision.threshold, scale, 1, decision.root, maker, model.module_of(name), decision.rule)
 
 
-def _constant_row(model: FloatModel, plan: QuantPlan, node: str, choice: WeightChoice, scales: np.ndarray) -> PlanRow:
+def _constant_row(model: FloatModel, plan: QuantPlan, node: str, module: str, choice: WeightChoice, scales: np.ndarray) -> PlanRow:
     kind, rule = ("constant", "dtype of the result")
     if choice.axis is not None:
         kind, rule = ("weight", f"{choice.dtype} for weights, a scale for each output channel")
@@ -98,19 +98,15 @@ def _constant_row(model: FloatModel, plan: QuantPlan, node: str, choice: WeightC
         rule += "; roundings chosen by repair.rounding"
     largest = float(scales.max())
     threshold = float(np.abs(model.constants[choice.constant]).max(initial=0.0))
-    return PlanRow(choice.constant, kind, choice.dtype, threshold, largest, int(scales.size), choice.constant, node, _module(model, node), rule)
+    return PlanRow(choice.constant, kind, choice.dtype, threshold, largest, int(scales.size), choice.constant, node, module, rule)
 
 
-def _bias_row(model: FloatModel, plan: QuantPlan, bias: StoredBias) -> PlanRow:
+def _bias_row(plan: QuantPlan, module: str, bias: StoredBias) -> PlanRow:
     rule = "int32 in the scale of the accumulator, input scale x weight scale"
     if bias.product in plan.bias_shifts:
         rule += "; shifted by repair.bias_correction"
-    largest, module = float(bias.scales.max()), _module(model, bias.product)
+    largest = float(bias.scales.max())
     return PlanRow(bias.constant, "bias", "int32", None, largest, int(bias.scales.size), bias.constant, bias.product, module, rule)
-
-
-def _module(model: FloatModel, node_name: str) -> str:
-    return next((model.module_of(node.output[0]) for node in model.nodes if node.name == node_name), "")
 
 
 def explain(rows: Sequence[PlanRow], tensor: str) -> str:
@@ -241,18 +237,3 @@ def front_text(found: SearchResult) -> str:
         accuracy = f"{row.worst_output:>16s} {row.worst_sqnr_db:5.1f} {row.margin_db:+9.1f}"
         lines.append(f"{row.simulated_ms:12.4f} {row.extra_us:9.2f} {row.promoted:6d} {accuracy}{mark}")
     return "\n".join(lines)
-
-
-def table(rows: Sequence[Any], kind: type[Any]) -> str:
-    """Dataclass rows as CSV text with a header; six significant digits."""
-    stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(field.name for field in fields(kind))
-    for row in rows:
-        writer.writerow(_cells(asdict(row).values()))
-    return stream.getvalue()
-
-
-def _cells(values: Any) -> Iterator[str]:
-    for value in values:
-        yield "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -7,7 +7,6 @@ names, from the DVC cache of this checkout or from a DVC remote.
 from __future__ import annotations
 
 import math
-import os
 import shutil
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from typing import Any
 from pipeline.champion import numbers
 from pipeline.config import Config
 from pipeline.errors import DataError
+from pipeline.execution import stage_environment
 from pipeline.io import read_json
 from pipeline.paths import Paths
 from pipeline.tracking.registry import registered_files
@@ -124,7 +124,7 @@ def _outputs(fields: dict[str, Any]) -> list[str]:
 
 
 def _status(folder: Path, *arguments: str) -> int:
-    return subprocess.run([sys.executable, "-m", "dvc", *arguments], cwd=folder, env=_environment(), capture_output=True, check=False).returncode
+    return subprocess.run([sys.executable, "-m", "dvc", *arguments], cwd=folder, env=stage_environment(), capture_output=True, check=False).returncode
 
 
 def _dvc(folder: Path, problem: str, *arguments: str) -> str:
@@ -133,13 +133,8 @@ def _dvc(folder: Path, problem: str, *arguments: str) -> str:
 
 def _run(folder: Path, problem: str, *command: str) -> str:
     """Output of a command; `DataError` with `problem` and its last words when it fails."""
-    done = subprocess.run(command, cwd=folder, env=_environment(), capture_output=True, text=True, errors="replace", check=False)
+    done = subprocess.run(command, cwd=folder, env=stage_environment(), capture_output=True, text=True, errors="replace", check=False)
     if done.returncode != 0:
         words = [line.strip() for line in (done.stdout + done.stderr).splitlines() if line.strip()]
         raise DataError(f"{folder}: {problem} ({'; '.join(words[-3:])})")
     return done.stdout
-
-
-def _environment() -> dict[str, str]:
-    """This environment, with `python` in stage commands being this interpreter."""
-    return {**os.environ, "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])}

@@ -25,7 +25,7 @@ from pipeline.models.point_maps import point_maps
 from pipeline.models.preprocess import normalise_batch
 from pipeline.training.augmentation import Augmentation, augment_ego2img, augment_images, augment_labels, draw, photometric
 from pipeline.training.image_targets import ImageTargets, make_image_targets
-from pipeline.training.labels import HELD_SAMPLES, LabelStore
+from pipeline.training.labels import LabelStore, keep_latest
 from pipeline.training.ranks import ALONE, Ranks
 from pipeline.training.targets import Targets, make_targets
 
@@ -112,13 +112,13 @@ class BatchLoader:
 
     def image_targets(self, record: SampleRecord) -> ImageTargets:
         """Targets in the images as they were taken; most expensive of all targets, and the same in every pass, so the latest are kept."""
-        held = self._image_targets
-        if record.token not in held:
-            ego2img = network_ego2img(record, self._config.model.image_size).astype(np.float32)
-            held[record.token] = make_image_targets(self._labels.get(record), ego2img, self._config.model)
-            if len(held) > HELD_SAMPLES:
-                held.popitem(last=False)
-        return held[record.token]
+        model = self._config.model
+
+        def make() -> ImageTargets:
+            ego2img = network_ego2img(record, model.image_size).astype(np.float32)
+            return make_image_targets(self._labels.get(record), ego2img, model)
+
+        return keep_latest(self._image_targets, record.token, make)
 
     def build(
         self, record: SampleRecord, augmentation: Augmentation, starts_scene: bool, random: np.random.Generator, image_only: bool = False

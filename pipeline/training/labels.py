@@ -6,8 +6,9 @@ A label that does not exist is None, never invented; `available_tasks` says whic
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,7 @@ from pipeline.maps.store import MapStore
 from pipeline.taxonomy import OCCUPANCY_FREE
 
 Floats = NDArray[np.float32]
+Held = TypeVar("Held")
 UNSEEN = 255
 # Samples kept in memory: 0.8 MB each.
 HELD_SAMPLES = 2048
@@ -62,6 +64,15 @@ class Labels:
     lidar_class: NDArray[np.uint8] | None  # (M,) Occ3D class of the voxel a point hit, UNSEEN where unknown
 
 
+def keep_latest(held: OrderedDict[str, Held], token: str, make: Callable[[], Held]) -> Held:
+    """`held[token]`, made where it is absent; the oldest of more than HELD_SAMPLES is given up."""
+    if token not in held:
+        held[token] = make()
+        if len(held) > HELD_SAMPLES:
+            held.popitem(last=False)
+    return held[token]
+
+
 class LabelStore:
     """Reads labels through the index and the map store and keeps the most recent ones."""
 
@@ -71,11 +82,7 @@ class LabelStore:
 
     def get(self, record: SampleRecord) -> Labels:
         """Labels of a sample. Raises `DataError` for a damaged label file."""
-        if record.token not in self._held:
-            self._held[record.token] = self._read(record)
-            if len(self._held) > HELD_SAMPLES:
-                self._held.popitem(last=False)
-        return self._held[record.token]
+        return keep_latest(self._held, record.token, lambda: self._read(record))
 
     def _read(self, record: SampleRecord) -> Labels:
         occupancy, lidar_m = self._occupancy(record), _lidar(record)

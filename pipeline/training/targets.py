@@ -14,7 +14,7 @@ from torch import Tensor
 from pipeline.config import ModelConfig
 from pipeline.dataset.occupancy import ORIGIN_M, SHAPE, VOXEL_M
 from pipeline.models.anchors import ANCHOR_SHAPE, resample, ring_corners
-from pipeline.models.bspline import CONTROL_POINTS, basis
+from pipeline.models.bspline import CONTROL_POINTS, LINE_POINTS, basis
 from pipeline.models.heads.detection import BOX_STATE, POSITION_STEP_M, SHAPE_NUMBERS
 from pipeline.models.point_maps import bev_cell_centers
 from pipeline.taxonomy import DETECTION_CLASSES, MAP_CLASSES, OCCUPANCY_FREE
@@ -25,8 +25,6 @@ from pipeline.training.labels import UNSEEN, BoxLabels, Labels, MapLines
 Floats = NDArray[np.float32]
 # How far from a box or a line a BEV cell is taught the way to it, m: as far as the next anchor may be.
 FIELD_REACH_M = 4.0
-# Points of a map element that the loss compares: the ends of the sides between control points, and three on each side.
-LINE_POINTS = 4 * (CONTROL_POINTS - 1) + 1
 SIDE_POINTS = basis(LINE_POINTS, degree=1)
 
 

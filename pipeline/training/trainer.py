@@ -49,8 +49,8 @@ from pipeline.training.ranks import ALONE, Ranks, run_ranks
 
 # A short memory of squared gradients: the default 0.999 averages over more steps than a warm-up has.
 ADAM_BETAS = (0.9, 0.99)
-# Left to AdamW: tables that are looked up, not multiplied with, and the velocity block. Its gradient is mostly noise, and Muon makes a full step of
-# any gradient, which left all its ReLUs dead.
+# Left to AdamW: tables that are looked up, not multiplied with, and the velocity block, whose gradient is mostly noise. (Its ReLUs die under either
+# optimizer; calibration's linter names them.)
 NOT_FOR_MUON = re.compile(r"(prior|point_index)$|\.velocity\.")
 
 
