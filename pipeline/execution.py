@@ -37,6 +37,23 @@ def keep_freed_memory() -> None:
         mallopt(parameter, value)
 
 
+def one_blas_thread() -> None:
+    """Let matrix products of numpy run on the calling thread alone.
+
+    Products of labels are small. OpenBLAS gives each to all cores, and its threads then spin for the next one, while another process of ours or torch
+    has work for that core: measured, half of the processor time of loading a training sample.
+    """
+    import numpy as np  # noqa: F401  the limit holds for libraries that are loaded
+    from threadpoolctl import threadpool_limits
+
+    threadpool_limits(1, user_api="blas")
+
+
+def _start_worker() -> None:
+    keep_freed_memory()
+    one_blas_thread()
+
+
 def stage_environment() -> dict[str, str]:
     """This environment for a DVC child, with `python` in its stage commands being this interpreter."""
     return {**os.environ, "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])}
@@ -74,7 +91,7 @@ def map_ordered(function: Callable[[Item], Result], items: Iterable[Item], worke
         yield from map(function, items)
         return
     # "spawn": forked children of a process that already started threads (torch, OpenCV) can dead-lock.
-    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"), initializer=keep_freed_memory) as pool:
+    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"), initializer=_start_worker) as pool:
         yield from pool.map(function, items)
 
 

@@ -26,7 +26,7 @@ from pipeline.config import Config, TrainConfig
 from pipeline.dataset.images import ImageStore
 from pipeline.dataset.index import Index
 from pipeline.errors import ConfigError, ModelError
-from pipeline.execution import keep_freed_memory
+from pipeline.execution import keep_freed_memory, one_blas_thread
 from pipeline.io import write_json, write_text
 from pipeline.maps.store import MapStore
 from pipeline.models.anchors import build_anchors
@@ -49,9 +49,8 @@ from pipeline.training.ranks import ALONE, Ranks, run_ranks
 
 # A short memory of squared gradients: the default 0.999 averages over more steps than a warm-up has.
 ADAM_BETAS = (0.9, 0.99)
-# Left to AdamW: tables that are looked up, not multiplied with, and the velocity block, whose gradient is mostly noise. (Its ReLUs die under either
-# optimizer; calibration's linter names them.)
-NOT_FOR_MUON = re.compile(r"(prior|point_index)$|\.velocity\.")
+# Left to AdamW: tables that are looked up, not multiplied with.
+NOT_FOR_MUON = re.compile(r"(prior|point_index)$")
 
 
 @dataclass(frozen=True)
@@ -82,6 +81,7 @@ def _train_rank(ranks: Ranks, config: Config, paths: Paths) -> TrainResult:
     if config.train.batch_scenes % ranks.size:
         raise ConfigError(f"train.batch_scenes is {config.train.batch_scenes}: it must be a multiple of the number of processes, {ranks.size}")
     keep_freed_memory()
+    one_blas_thread()
     torch.set_num_threads(config.train.threads)
     torch.manual_seed(config.train.seed)
     index = Index.open(paths.index_dir)

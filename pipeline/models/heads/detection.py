@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeline.config import ModelConfig
-from pipeline.models.heads.decoder import FeatureSampler, FeedForward, InstanceAttention, PointMixer, prior_bias
+from pipeline.models.heads.decoder import FeatureSampler, FeedForward, InstanceAttention, LinearNorm, PointMixer, prior_bias
 from pipeline.models.henet import ConvNormAct, start_at
 from pipeline.taxonomy import DETECTION_CLASSES
 
@@ -137,11 +137,8 @@ class Refinement(nn.Module):
 
     def __init__(self, channels: int, velocity: bool) -> None:
         super().__init__()
-        self.box = FeedForward(channels, BOX_STATE - 3, hidden=2 * channels)
-        self.velocity = FeedForward(channels, 3, hidden=channels) if velocity else None
-        for name, parameter in self.named_parameters():
-            if name.endswith(("2.weight", "2.bias")):  # the last linear layer of each branch: the first correction is none
-                nn.init.zeros_(parameter)
+        self.box = correction(channels, BOX_STATE - 3, hidden=2 * channels)
+        self.velocity = correction(channels, 3, hidden=channels) if velocity else None
 
     def forward(self, instance: Tensor, boxes: Tensor) -> Tensor:
         """(B, N, C), (B, N, 11) -> (B, N, 11)."""
@@ -151,6 +148,14 @@ class Refinement(nn.Module):
         if self.velocity is not None:
             velocity = velocity + self.velocity(instance)
         return torch.cat([state, velocity], dim=-1)
+
+
+def correction(channels: int, outputs: int, hidden: int) -> nn.Sequential:
+    """Features to a correction, none at first."""
+    last = nn.Linear(hidden, outputs)
+    nn.init.zeros_(last.weight)
+    nn.init.zeros_(last.bias)
+    return nn.Sequential(LinearNorm(channels, hidden), nn.ReLU(), last)
 
 
 class DetectionHead(nn.Module):
