@@ -33,6 +33,12 @@ def slow_square(folder: Path, item: int) -> int:
     return item * item
 
 
+def blas_threads(_: int) -> int:
+    from threadpoolctl import threadpool_info
+
+    return max(pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas")
+
+
 @dataclass(frozen=True)
 class Cluster:
     address: str
@@ -118,3 +124,8 @@ def test_cluster_that_is_away_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         address = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
         with on_cluster(address), pytest.raises(ServiceError, match=rf"{address} \(execution\.dask_address\): cannot connect"):
             list(map_ordered(square, [1], workers=1))
+
+
+def test_workers_compute_products_on_one_thread() -> None:
+    """More workers than cores times their threads would only spin."""
+    assert list(map_ordered(blas_threads, range(2), workers=2)) == [1, 1]
