@@ -333,6 +333,10 @@ class TrainConfig(Section):
     checkpoint_every: PositiveInt = Field(200, description="steps between two resumable checkpoints")
     processes: PositiveInt = Field(2, description="data-parallel processes; they share the scenes of a batch evenly")
     threads: PositiveInt = Field(1, description="CPU threads of torch in each process")
+    precision: Literal["auto", "float32", "bfloat16"] = Field(
+        "auto",
+        description="in which the image part and the BEV encoder train; auto: bfloat16 where the processor multiplies it in hardware",
+    )
     augmentation: AugmentationConfig = AugmentationConfig()
     auxiliary: AuxiliaryConfig = AuxiliaryConfig()
     balance: BalanceConfig = BalanceConfig()
@@ -409,6 +413,23 @@ class RepairConfig(Section):
     rounding: bool = Field(True, description="choose the rounding of each weight for the least error of the layer's output")
 
 
+class QatConfig(Section):
+    """Quantization-aware training, the repair that costs minutes (docs/quantization.md, "Training")."""
+
+    when: Literal["auto", "always", "never"] = Field("auto", description="auto: where the model without it misses the target or the gate's share")
+    min_kept: float = Field(0.99, gt=0.0, le=1.0, description="share of each head's float metric that makes training unnecessary")
+    samples: PositiveInt = Field(48, description="training samples of an epoch; held in memory")
+    epochs: PositiveInt = Field(3, description="passes over them")
+    warmup_epochs: int = Field(1, ge=0, description="epochs with the ranges of calibration while the observers watch; then ranges are frozen")
+    learning_rate: PositiveFloat = Field(0.02, description="integer steps that a weight may move in a training step (Adam), falling to 0 as a cosine")
+
+    @model_validator(mode="after")
+    def _warmup_ends(self) -> QatConfig:
+        if self.warmup_epochs >= self.epochs:
+            raise ValueError(f"warmup_epochs is {self.warmup_epochs}, epochs {self.epochs}: at least one epoch must have frozen ranges")
+        return self
+
+
 class QuantizationConfig(Section):
     """Calibration and INT8 (docs/quantization.md)."""
 
@@ -433,6 +454,7 @@ class QuantizationConfig(Section):
     rules: tuple[QuantRule, ...] = Field((), description="overrides by name pattern; two rules that disagree about a tensor are an error")
     promotion: PromotionConfig = PromotionConfig()
     repair: RepairConfig = RepairConfig()
+    qat: QatConfig = QatConfig()
     threads: PositiveInt = Field(2, description="onnxruntime threads of calibration and analysis")
 
 
@@ -531,7 +553,7 @@ def load_config(path: Path, overrides: dict[str, Any] | None = None) -> Config:
     try:
         return Config.model_validate(values)
     except ValidationError as error:
-        raise ConfigError(_explain(path, error)) from None
+        raise ConfigError(explain_problems(path, error)) from None
 
 
 def merge(base: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
@@ -564,11 +586,11 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     return values
 
 
-def _explain(path: Path, error: ValidationError) -> str:
-    """One line per problem: file, field, value and rule."""
+def explain_problems(path: Path, error: ValidationError, section: str = "") -> str:
+    """One line per problem: file, field, value and rule. `section`: what was validated, where it was not the whole file."""
     lines = []
     for problem in error.errors():
-        field = ".".join(str(part) for part in problem["loc"]) or "(file)"
+        field = ".".join([section] * bool(section) + [str(part) for part in problem["loc"]]) or "(file)"
         rule = "unknown key" if problem["type"] == "extra_forbidden" else problem["msg"]
         value = "" if isinstance(problem["input"], dict | BaseModel) else f" = {problem['input']!r}"
         lines.append(f"{path}: {field}{value}: {rule}")

@@ -111,7 +111,11 @@ def build_model(config: Config, labels: LabelStore, records: list[Any]) -> Multi
 
 
 def occupancy_weights(labels: LabelStore, records: list[Any]) -> Tensor:
-    """(18,) class weights: one over the square root of the frequency among seen voxels, at most 20 times the smallest; ones without labels."""
+    """(18,) class weights: one over the fourth root of the frequency among seen voxels, at most 5 times the smallest; ones without labels.
+
+    With the square root (and 20 times) the model sees objects where there are none: subtracting half of the logarithm of these weights from the logits
+    of a trained model raised mIoU from 0.271 to 0.280.
+    """
     counts = np.zeros(UNSEEN + 1)
     for record in records[:: max(1, len(records) // 64)]:
         occupancy = labels.get(record).occupancy
@@ -120,9 +124,16 @@ def occupancy_weights(labels: LabelStore, records: list[Any]) -> Tensor:
     counts = counts[: len(OCCUPANCY_CLASSES)]
     if counts.sum() == 0:
         return torch.ones(len(OCCUPANCY_CLASSES))
-    weights = 1 / np.sqrt(np.maximum(counts / counts.sum(), 1e-9))
-    weights = np.minimum(weights / weights.min(), 20.0)
+    weights = np.maximum(counts / counts.sum(), 1e-9) ** -0.25
+    weights = np.minimum(weights / weights.min(), 5.0)
     return torch.from_numpy((weights / (weights * counts).sum() * counts.sum()).astype(np.float32))
+
+
+def use_bfloat16(precision: str) -> bool:
+    """Whether `train.precision` asks for bfloat16; "auto" does where the processor multiplies it in hardware."""
+    processor = torch.cpu.get_capabilities()
+    in_hardware = any(processor.get(name, False) for name in ("avx512_bf16", "amx_bf16", "bf16"))
+    return precision == "bfloat16" or (precision == "auto" and in_hardware)
 
 
 def learning_rate_factor(step: int, config: TrainConfig) -> float:
@@ -172,6 +183,7 @@ class Trainer:
         anchors = self.model.box_anchors.numpy()
         slots = config.train.batch_scenes // ranks.size
         self.banks = [InstanceBank(config.model.detection, anchors, config.model.neck.channels) for _ in range(slots)]
+        self.bfloat16 = use_bfloat16(config.train.precision)
         self.rows: list[dict[str, float]] = []
         self.step = 0
 
@@ -195,7 +207,7 @@ class Trainer:
         if self.step < self.config.train.image_steps:
             return self._image_step(batch)
         inputs = self.inputs(batch)
-        outputs = self.model(inputs)
+        outputs = self._forward(inputs)
         task_losses = self.task_losses(outputs, inputs, batch)
         extra = self.auxiliary(outputs, batch.targets)
         self._balance(task_losses, outputs)
@@ -213,8 +225,24 @@ class Trainer:
         self._optimize(total)
         return {**losses, **{f"weight_{task}": weight for task, weight in self.task_weights.items()}}
 
+    def _forward(self, inputs: Inputs) -> Outputs:
+        """What convolves runs in the reduced precision; heads and losses, which compute with metres and pixels, in float32."""
+        features, depth_logits = self._image_part(inputs.images)
+        with self._reduced_precision():
+            outputs = self.model.lift(features, depth_logits, inputs)
+        outputs.bev = outputs.bev.float()
+        return self.model.heads(outputs, inputs)
+
+    def _image_part(self, images: Tensor) -> tuple[dict[int, Tensor], Tensor]:
+        with self._reduced_precision():
+            features, depth_logits = self.model.image_part(images)
+        return {stride: feature.float() for stride, feature in features.items()}, depth_logits.float()
+
+    def _reduced_precision(self) -> torch.autocast:
+        return torch.autocast("cpu", torch.bfloat16, enabled=self.bfloat16)
+
     def _image_step(self, batch: Batch) -> dict[str, float]:
-        features, depth_logits = self.model.image_part(batch.images)
+        features, depth_logits = self._image_part(batch.images)
         return self._finish(self.auxiliary.image_losses(features, depth_logits, batch.targets), {}, batch)
 
     def inputs(self, batch: Batch) -> Inputs:

@@ -92,8 +92,9 @@ def new_trainer(config: Config, counts: dict[str, int] | None = None, empty: boo
     return Trainer(config, RandomLoader(config, empty), model, counts or ALL, torch.ones(18), ranks)  # type: ignore[arg-type]
 
 
-def test_all_parameters_get_finite_gradients_and_the_loss_falls() -> None:
-    config = make_config(learning_rate=3e-3)
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_all_parameters_get_finite_gradients_and_the_loss_falls(precision: str) -> None:
+    config = make_config(learning_rate=3e-3, precision=precision)
     trainer = new_trainer(config)
     batch = next(trainer.loader.steps())
     first = trainer.train_step(batch)["loss"]
@@ -105,11 +106,22 @@ def test_all_parameters_get_finite_gradients_and_the_loss_falls() -> None:
     assert last < first
 
 
-def test_a_killed_run_resumes_to_the_same_weights(tmp_path: Path) -> None:
-    config = make_config()
+def test_bfloat16_changes_how_it_computes_but_not_what_it_learns_from() -> None:
+    losses = {}
+    for precision in ("float32", "bfloat16"):
+        trainer = new_trainer(make_config(precision=precision))
+        losses[precision] = trainer.train_step(next(trainer.loader.steps()))
+        assert all(parameter.dtype == torch.float32 for parameter in trainer.model.parameters())
+    assert losses["bfloat16"] != losses["float32"]
+    assert losses["bfloat16"] == pytest.approx(losses["float32"], rel=0.05)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_killed_run_resumes_to_the_same_weights(tmp_path: Path, precision: str) -> None:
+    config = make_config(precision=precision)
     whole = new_trainer(config)
     whole.run(CheckpointFile(tmp_path, "whole"))
-    killed = new_trainer(make_config(steps=6))
+    killed = new_trainer(config)
     file = CheckpointFile(tmp_path, "killed")
     for step, batch in zip(range(4), killed.loader.steps(), strict=False):
         killed.train_step(batch)
