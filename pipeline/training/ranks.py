@@ -88,7 +88,12 @@ def run_ranks(function: Callable[Concatenate[Ranks, P], R], processes: int, *arg
         BevError: what a rank raised. Other ranks are stopped.
     """
     if "TORCHELASTIC_RUN_ID" in os.environ:
-        return _joined(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), "env://", function, *args, **kwargs)
+        try:
+            return _joined(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), "env://", function, *args, **kwargs)
+        except RuntimeError as error:
+            if not _is_lost_peer(error):
+                raise
+            raise ModelError(f"training: the connection to another rank broke ({error}); that rank's own message says why") from error
     if processes == 1:
         return function(ALONE, *args, **kwargs)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
