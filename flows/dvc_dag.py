@@ -21,6 +21,7 @@ from typing import Any, Literal
 
 from pipeline.errors import BevError, ConfigError
 from pipeline.execution import stage_environment
+from pipeline.tracking.revision import read_lock
 
 Result = Literal["Completed", "Unchanged", "Restored"]
 LineSink = Callable[[str], None]
@@ -133,6 +134,22 @@ def is_up_to_date(root: Path, name: str, on_line: LineSink) -> bool:
     if status != 0:
         raise ConfigError(f"{root / 'dvc.yaml'}: cannot tell whether {name!r} is up to date: {'; '.join(lines[-2:])}")
     return not any(line.startswith(f"{name}:") for line in lines)
+
+
+def is_unfinished(root: Path) -> bool:
+    """Whether a run ended before the pipeline did: a stage never ran, or has not seen what an earlier one made since. Parameters do not count.
+
+    Raises:
+        ConfigError: as `read_dag`.
+        DataError: dvc.lock is not a DVC lock file.
+    """
+    names = {node.name for node in read_dag(root)}
+    if not (root / "dvc.lock").exists():
+        return True
+    stages = read_lock(root)
+    made = {output["path"]: output["md5"] for stage in stages.values() for output in stage.get("outs", [])}
+    read = [(entry["path"], entry["md5"]) for stage in stages.values() for entry in stage.get("deps", []) if entry["path"] in made]
+    return not names <= stages.keys() or any(made[path] != md5 for path, md5 in read)
 
 
 def stage_result(name: str, lines: list[str]) -> Result:

@@ -24,7 +24,7 @@ from prefect.logging import get_run_logger
 from prefect.states import Completed
 from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 
-from flows.dvc_dag import StageOutcome, is_up_to_date, read_dag, reproduce_all, reproduce_stage, stop_running
+from flows.dvc_dag import StageOutcome, is_unfinished, is_up_to_date, read_dag, reproduce_all, reproduce_stage, stop_running
 from flows.pages import gate_rows, metric_rows, stage_reports, stage_table
 from flows.retries import RETRY, prefect_away
 from pipeline.champion import Champion, read_champion, registered_name
@@ -89,7 +89,7 @@ def retrain(root: str | None = None, mode: Mode = "stages", register_model: bool
         root: directory of dvc.yaml; the current directory where it is not given.
         mode: "stages": one task per stage; "single": one `dvc repro`.
         register_model: whether to log and register the result in MLflow.
-        only_on_new_data: do nothing unless the data set has changed since the last run.
+        only_on_new_data: do nothing unless the data set has changed since the last run that came to its end.
 
     Returns:
         The `Registration`; None with `register_model` false. A state called NoNewData or Waiting where there was nothing to do, or where MLflow is
@@ -102,7 +102,7 @@ def retrain(root: str | None = None, mode: Mode = "stages", register_model: bool
     log = get_run_logger()
     try:
         with exclusive(project, "retrain", lambda: log.info("another retraining runs in this working tree: waiting for it")) as lock:
-            if only_on_new_data and is_up_to_date(project, DATA_STAGE, log.info):
+            if only_on_new_data and is_up_to_date(project, DATA_STAGE, log.info) and not is_unfinished(project):
                 return Completed(name="NoNewData", message="the data set is the one of the last run", data=None)
             if register_model:
                 update_champion(project)

@@ -8,8 +8,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 
-from flows.dvc_dag import StageError, StageInterruptedError, StageNode, read_dag, reproduce_all, reproduce_stage, stage_failure, stop_running
+from flows.dvc_dag import (
+    StageError,
+    StageInterruptedError,
+    StageNode,
+    is_unfinished,
+    read_dag,
+    reproduce_all,
+    reproduce_stage,
+    stage_failure,
+    stop_running,
+)
 from pipeline.errors import ConfigError
 
 
@@ -82,6 +93,26 @@ def test_stage_runs_once_and_is_restored_when_a_parameter_goes_back(built_copy: 
     assert "> python work.py train" in lines
     set_steps(built_copy, 20)
     assert reproduce_stage(built_copy, "train", ignore).result == "Restored"
+
+
+def test_run_that_was_cut_short_is_known_until_the_last_stage_has_run(built_copy: Path) -> None:
+    params = built_copy / "params.yaml"
+    assert not is_unfinished(built_copy)
+    set_steps(built_copy, 7)
+    assert not is_unfinished(built_copy)  # other parameters are no new data
+    params.write_text(params.read_text().replace("seed: 0", "seed: 1"))
+    reproduce_stage(built_copy, "dataset", ignore)
+    assert is_unfinished(built_copy)
+    reproduce_stage(built_copy, "train", ignore)
+    assert is_unfinished(built_copy)
+    reproduce_all(built_copy, ignore)
+    assert not is_unfinished(built_copy)
+    lock = yaml.safe_load((built_copy / "dvc.lock").read_text())
+    del lock["stages"]["gate"]
+    (built_copy / "dvc.lock").write_text(yaml.safe_dump(lock))
+    assert is_unfinished(built_copy)
+    (built_copy / "dvc.lock").unlink()
+    assert is_unfinished(built_copy)
 
 
 def test_failed_stage_says_why_and_leaves_the_last_good_outputs(built_copy: Path) -> None:
