@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 import tomllib
@@ -102,6 +103,33 @@ def test_deployments_load_as_prefect_models(project_root: Path) -> None:
         assert name in ("new-data", "any-chip") or deployment.concurrency_limit.limit == 1  # those two write nothing into the working tree
         flow = load_flow_from_entrypoint(str(project_root / deployment.entrypoint))
         assert set(deployment.parameters or {}) <= set(flow.parameters.properties)
+
+
+def test_kubernetes_example_holds_together(compose: dict[str, Any], project_root: Path) -> None:
+    """What one object of services/kubernetes.yaml, or a job of the work pool, refers to is there under that name. No cluster takes part."""
+    objects = list(yaml.safe_load_all((project_root / "services/kubernetes.yaml").read_text()))
+    template = json.loads((project_root / "services/kubernetes-pool.json").read_text())
+    manifest = template["job_configuration"]["job_manifest"]
+    named = {(item["kind"], item["metadata"]["name"]) for item in objects}
+    pods = [item["spec"]["template"] for item in objects if item["kind"] == "Deployment"]
+    labels = [pod["metadata"]["labels"] for pod in pods]
+    for service in (item for item in objects if item["kind"] == "Service"):
+        assert service["spec"]["selector"] in labels, service
+    for spec in (*(pod["spec"] for pod in pods), manifest["spec"]["template"]["spec"]):
+        assert spec["securityContext"]["runAsNonRoot"] is True
+        claims = {volume["name"]: volume["persistentVolumeClaim"]["claimName"] for volume in spec.get("volumes", [])}
+        assert all(("PersistentVolumeClaim", claim) in named for claim in claims.values())
+        assert ("ServiceAccount", spec.get("serviceAccountName", "bevj6-worker")) in named
+        for container in spec["containers"]:
+            assert container["image"] in ("{{ image }}", compose["services"]["worker"]["image"])
+            assert all(mount["name"] in claims for mount in container.get("volumeMounts", []))
+            sources = [source["configMapRef"]["name"] for source in container.get("envFrom", []) if "configMapRef" in source]
+            assert all(("ConfigMap", name) in named for name in sources)
+            for address in re.findall(r"tcp://([\w-]+):", " ".join(container.get("command", []))):
+                assert ("Service", address) in named
+    asked = set(re.findall(r"\{\{ (\w+) \}\}", json.dumps(template["job_configuration"])))
+    assert asked == set(template["variables"]["properties"])
+    assert template["variables"]["properties"]["image"]["default"] == compose["services"]["worker"]["image"]
 
 
 def test_telemetry_is_off_everywhere(compose: dict[str, Any], project_root: Path) -> None:
