@@ -149,7 +149,8 @@ def _surface(labels: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.
     image = np.asarray(cv2.merge([cv2.multiply(cv2.LUT(labels, channel), noise, scale=1.0 / 128.0) for channel in table]), np.uint8)
     spacing = int(rng.integers(9, 18))
     for joints in (np.s_[::spacing, :], np.s_[:, ::spacing]):
-        image[joints] = np.where((labels[joints] == WALK)[..., None], image[joints] * 0.8, image[joints]).astype(np.uint8)
+        rows, columns = np.nonzero(labels[joints] == WALK)
+        image[joints][rows, columns] = (image[joints][rows, columns] * 0.8).astype(np.uint8)
     return image
 
 

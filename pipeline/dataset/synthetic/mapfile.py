@@ -47,7 +47,7 @@ class _Writer:
         return token
 
     def _nodes(self, points: Float) -> list[str]:
-        return [self.add("node", x=float(x), y=float(y)) for x, y in np.round(points + self._offset, 4)]
+        return [self.add("node", x=x, y=y) for x, y in np.round(points + self._offset, 4).tolist()]
 
     def polygon(self, exterior: Float, holes: list[Float] | None = None) -> str:
         """Add a polygon (N,2), not closed."""

@@ -90,7 +90,8 @@ def _low_discrepancy(count: int) -> Float32:
 def soup(triangles: NDArray[np.floating], colour: Colour, material: Material = Material.PLAIN, label: int = 0) -> Mesh:
     """A mesh of one colour from corners (T,3,3)."""
     count = len(triangles)
-    colours = np.tile(np.asarray(colour, np.float32), (count, 1))
+    colours = np.empty((count, 3), np.float32)
+    colours[:] = colour
     return Mesh(np.ascontiguousarray(triangles, np.float32), colours, np.full(count, material, np.uint8), np.full(count, label, np.uint8))
 
 
@@ -110,11 +111,14 @@ def _ring_faces(rings: int, sides: int) -> NDArray[np.int64]:
 def _ring_solid(rings: NDArray[np.floating]) -> NDArray[np.floating]:
     """Triangles (T,3,3), normals outwards, of the closed solid through rings (R,N,3) of corners, capped at both ends."""
     triangles = rings.reshape(-1, 3)[_ring_faces(*rings.shape[:2])]
-    a, b = triangles[:, 1] - triangles[:, 0], triangles[:, 2] - triangles[:, 0]
-    normal = np.stack([a[:, 1] * b[:, 2] - a[:, 2] * b[:, 1], a[:, 2] * b[:, 0] - a[:, 0] * b[:, 2], a[:, 0] * b[:, 1] - a[:, 1] * b[:, 0]], axis=1)
+    (ax, ay, az), (bx, by, bz) = (triangles[:, 1] - triangles[:, 0]).T, (triangles[:, 2] - triangles[:, 0]).T
+    normal = np.empty((len(triangles), 3))
+    normal[:, 0] = ay * bz - az * by
+    normal[:, 1] = az * bx - ax * bz
+    normal[:, 2] = ax * by - ay * bx
     # Six times the volume: the sum over triangles of (corner - any fixed point) . normal.
     volume = np.vdot(triangles[:, 0] - triangles[0, 0], normal)
-    kept = triangles[np.abs(normal).max(axis=1) > 1e-9]
+    kept = triangles[(np.abs(normal) > 1e-9).any(axis=1)]
     return kept if volume > 0.0 else kept[:, ::-1]
 
 

@@ -175,7 +175,6 @@ class LidarMask:
         x, y, z = lidar2ego[:3, :3].T.astype(np.float32) @ (voxel_centres() - lidar2ego[:3, 3:].astype(np.float32))
         flat = np.hypot(x, y)
         self._steps = azimuth_steps
-        turn = np.rint(np.arctan2(x, y) * np.float32(azimuth_steps / (2.0 * np.pi))).astype(np.int32) % azimuth_steps
         spacing_deg = LIDAR_ELEVATION_DEG[1] - LIDAR_ELEVATION_DEG[0]
         rank = (np.rad2deg(np.arctan2(z, flat)) - LIDAR_ELEVATION_DEG[0]) / spacing_deg
         ring = np.rint(rank).astype(np.int32)
@@ -183,15 +182,19 @@ class LidarMask:
         # Height of the beam above or below the centre; a voxel is crossed within half its height.
         miss_m = np.abs(rank - ring) * np.deg2rad(spacing_deg) * distance
         self._voxel = np.flatnonzero((ring >= 0) & (ring < len(LIDAR_ELEVATION_DEG)) & (miss_m < 0.5 * VOXEL_M)).astype(np.int32)
-        self._beam = turn[self._voxel] * len(LIDAR_ELEVATION_DEG) + ring[self._voxel]
-        self._distance = distance[self._voxel].astype(np.float32)
+        self._beam = self._turn(x[self._voxel], y[self._voxel]) * len(LIDAR_ELEVATION_DEG) + ring[self._voxel]
+        self._distance = distance[self._voxel]
+
+    def _turn(self, x: Float32, y: Float32) -> NDArray[np.int32]:
+        """Azimuth step (N,) of the beams towards points (N,) of the lidar frame."""
+        return np.rint(np.arctan2(x, y) * np.float32(self._steps / (2.0 * np.pi))).astype(np.int32) % self._steps
 
     def seen(self, points: Float32, points_ego_m: Float32) -> NDArray[np.uint8]:
         """Mask (200,200,16) for a sweep (N,5) in the lidar frame, given also as ego-frame points (N,3).
 
         Seen are the voxels on the way to a return and those of the returns; a beam without a return shows nothing.
         """
-        turn = np.rint(np.arctan2(points[:, 0], points[:, 1]) * np.float32(self._steps / (2.0 * np.pi))).astype(np.int32) % self._steps
+        turn = self._turn(points[:, 0], points[:, 1])
         reach = np.zeros(self._steps * len(LIDAR_ELEVATION_DEG), np.float32)
         reach[turn * len(LIDAR_ELEVATION_DEG) + points[:, 4].astype(np.int32)] = np.linalg.norm(points[:, :3], axis=1)
         mask = np.zeros(GRID_SHAPE, np.uint8)

@@ -16,7 +16,7 @@ from pipeline.dataset.synthetic.rig import Camera
 from pipeline.dataset.synthetic.world import Hits, Instant, View, World
 
 # Sub-pixel positions (columns, rows) of the extra rays that smooth edges.
-_SUBPIXELS = ((0.3, -0.3), (-0.3, 0.3))
+_SUBPIXELS = ((0.4, 0.4),)
 _DEPTH_JUMP = 0.15
 _SKY = len(Material)
 

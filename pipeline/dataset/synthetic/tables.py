@@ -41,8 +41,14 @@ _VISIBILITY = (("1", "v0-40", 0, 40), ("2", "v40-60", 40, 60), ("3", "v60-80", 6
 
 def token_maker(*scope: object) -> Callable[[str], str]:
     """A function from names to 32 hex digits, different for each scope (seed, scene)."""
-    prefix = "/".join(map(str, scope))
-    return lambda name: hashlib.md5(f"{prefix}/{name}".encode(), usedforsecurity=False).hexdigest()
+    prefix = hashlib.md5(f"{'/'.join(map(str, scope))}/".encode(), usedforsecurity=False)
+
+    def token(name: str) -> str:
+        digest = prefix.copy()
+        digest.update(name.encode())
+        return digest.hexdigest()
+
+    return token
 
 
 def category_token(name: str) -> str:

@@ -106,8 +106,8 @@ class _Space:
         along = ahead_m + (np.arange(count) - 0.5 * (count - 1)) * long / count
         yaw = pose[:, 3] if length >= width else pose[:, 3] + 0.5 * np.pi
         discs = pose[:, None, :2] + along[None, :, None] * np.stack([np.cos(yaw), np.sin(yaw)], axis=1)[:, None, :]
-        gap = np.linalg.norm(discs[:, :, None] - self.centres[:, None], axis=3) - self.radii - radius
-        if gap.size and gap.min() < 0.0:
+        x, y = (discs[:, :, None, axis] - self.centres[:, None, :, axis] for axis in range(2))
+        if (x * x + y * y < np.square(self.radii + radius)).any():
             return False
         self.centres = np.concatenate([self.centres, discs], axis=1)
         self.radii = np.concatenate([self.radii, np.full(count, radius)])
@@ -207,7 +207,7 @@ class _Placer:
         return Motion(path, float(self.rng.uniform(0.0, path.length_m)), speed, height_m=KERB_HEIGHT_M)
 
     def road_side(self) -> tuple[Road, int]:
-        return self.plan.roads[int(self.rng.integers(len(self.plan.roads)))], int(self.rng.choice([-1, 1]))
+        return self.plan.roads[int(self.rng.integers(len(self.plan.roads)))], (-1, 1)[int(self.rng.integers(2))]
 
     def standing(self, name: str) -> Motion | None:
         """In a parking strip, on a lot, on a sidewalk, or (cones and barriers) along the edge of a lane."""
@@ -248,7 +248,7 @@ class _Placer:
         along = float(self.rng.uniform(lot.start_m + reach_s + 0.4, lot.stop_m - reach_s - 0.4))
         path = self.plan.roads[lot.road].path
         x, y = path.point_at(along, float(self.rng.uniform(low_d, high_d)))
-        yaw = path.pose_at(along)[2] + (0.5 * np.pi if turned else 0.0) + float(self.rng.choice([0.0, np.pi])) + float(self.rng.normal(0.0, 0.08))
+        yaw = path.pose_at(along)[2] + (0.5 * np.pi if turned else 0.0) + np.pi * int(self.rng.integers(2)) + float(self.rng.normal(0.0, 0.08))
         return self.still(x, y, yaw)
 
     def _on_walk(self, name: str) -> Motion:
@@ -258,7 +258,7 @@ class _Placer:
         if name == "pedestrian":
             yaw = float(self.rng.uniform(-np.pi, np.pi))
         else:
-            yaw = road.path.pose_at(along)[2] + float(self.rng.choice([0.0, 0.5, 1.0, 1.5])) * np.pi + float(self.rng.normal(0.0, 0.1))
+            yaw = road.path.pose_at(along)[2] + 0.5 * np.pi * int(self.rng.integers(4)) + float(self.rng.normal(0.0, 0.1))
         return self.still(x, y, yaw, KERB_HEIGHT_M)
 
     def _at_lane_edge(self, name: str) -> Motion:
