@@ -35,16 +35,16 @@ class Store:
         return boto3.client("s3", endpoint_url=self.address, region_name="us-east-1", aws_access_key_id="a", aws_secret_access_key="b")
 
     def keys(self) -> list[str]:
-        return sorted(item["Key"] for item in self.client().list_objects_v2(Bucket="bucket").get("Contents", []))
+        return sorted(item["Key"] for item in self.client().list_objects_v2(Bucket="bucket", Prefix="path/").get("Contents", []))
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
     for module in ("moto", "boto3", "dvc_s3"):
         pytest.importorskip(module, reason=f"needs the package {module} (pip install bevj6[dev])")
 
     port, faults = free_port(), Faults()
-    with (tmp_path / "s3.log").open("wb") as log:
+    with (tmp_path_factory.mktemp("s3") / "log").open("wb") as log:
         server = subprocess.Popen([sys.executable, "-m", "moto.server", "-H", HOST, "-p", str(port)], stdout=log, stderr=subprocess.STDOUT)
     proxy = faulty_proxy(port, faults)
     found = Store(f"http://{HOST}:{proxy.server_port}", faults)
@@ -109,3 +109,20 @@ def test_push_cut_short_is_repeated_and_machines_share_what_was_pulled_once(buil
     must(second, "checkout")  # asks no remote
     for name in OUTPUTS:
         assert (second / name).stat().st_ino == (first / name).stat().st_ino, name  # one file on the disk, in three places
+
+
+def test_data_delivered_to_the_store_come_in_and_are_updated(tmp_path: Path, store: Store) -> None:
+    def deliver(name: str, content: str) -> None:
+        store.client().put_object(Bucket="bucket", Key=f"delivered/{name}", Body=content.encode())
+
+    deliver("v1.0/scene.json", "[]")
+    deliver("samples/a.jpg", "picture")
+    subprocess.run(["git", "init", "--quiet"], cwd=tmp_path, check=True)
+    must(tmp_path, "init")
+    must(tmp_path, "remote", "add", "delivery", "s3://bucket/delivered")
+    must(tmp_path, "remote", "modify", "delivery", "endpointurl", store.address)
+    must(tmp_path, "import-url", "remote://delivery/", "raw")
+    assert (tmp_path / "raw/samples/a.jpg").read_text() == "picture"
+    deliver("v1.0/scene.json", "[1]")
+    must(tmp_path, "update", "raw.dvc")
+    assert (tmp_path / "raw/v1.0/scene.json").read_text() == "[1]"
