@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, numpy_helper
 
 from pipeline.quantization.fusion import bias_operands
-from pipeline.quantization.model import FloatModel, is_large
+from pipeline.quantization.model import FloatModel, attributes_of, is_large
 from pipeline.quantization.sessions import Batch, Runner, split_by_memory
 
 BATCHES = 4
@@ -68,7 +68,7 @@ def _input_axis(model: FloatModel, node: NodeProto) -> int | None:
         return None
     if node.op_type == "MatMul" and weight.ndim == 2:
         return 0
-    groups = next((attribute.i for attribute in node.attribute if attribute.name == "group"), 1)
+    groups = attributes_of(node).get("group", 1)
     if node.op_type == "Conv" and groups == 1:
         return 1
     return 0 if node.op_type == "Conv" and weight.shape[:2] == (groups, 1) else None  # depthwise: one filter a channel

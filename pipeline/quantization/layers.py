@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import NodeProto, helper
+from onnx import NodeProto
 
-from pipeline.quantization.model import FloatModel
+from pipeline.quantization.model import FloatModel, attributes_of
 from pipeline.quantization.plan import MATRIX_OPS
 from pipeline.quantization.sessions import Batch, Runner, split_by_memory
 
@@ -59,7 +58,7 @@ def _is_plain(model: FloatModel, node: NodeProto) -> bool:
     weight = model.constants.get(node.input[1])
     if weight is None or weight.dtype != np.float32 or node.input[0] not in model.float_tensors:
         return False
-    attributes = _attributes(node)
+    attributes = attributes_of(node)
     if node.op_type == "Conv":
         return weight.ndim == 4 and attributes.get("auto_pad", b"NOTSET") == b"NOTSET"
     if node.op_type == "MatMul":
@@ -71,12 +70,12 @@ def as_rows(node: NodeProto, weight: NDArray) -> NDArray:
     """Weight as one row of K elements for each output channel, [O, K], elements in the order of a patch."""
     if node.op_type == "Conv":
         return weight.reshape(weight.shape[0], -1)
-    return weight if node.op_type == "Gemm" and _attributes(node).get("transB", 0) else weight.T
+    return weight if node.op_type == "Gemm" and attributes_of(node).get("transB", 0) else weight.T
 
 
 def from_rows(node: NodeProto, rows: NDArray, shape: tuple[int, ...]) -> NDArray:
     """Inverse of `as_rows`."""
-    if node.op_type == "Conv" or (node.op_type == "Gemm" and _attributes(node).get("transB", 0)):
+    if node.op_type == "Conv" or (node.op_type == "Gemm" and attributes_of(node).get("transB", 0)):
         return np.ascontiguousarray(rows).reshape(shape)
     return np.ascontiguousarray(rows.T)
 
@@ -104,7 +103,7 @@ def _collect(
 
 
 def _empty(model: FloatModel, node: NodeProto) -> LayerMoments:
-    groups = int(_attributes(node).get("group", 1))
+    groups = int(attributes_of(node).get("group", 1))
     size = as_rows(node, model.constants[node.input[1]]).shape[1]
     return LayerMoments(np.zeros((groups, size)), np.zeros((groups, size, size)))
 
@@ -114,7 +113,7 @@ def patches(node: NodeProto, value: NDArray, weight_shape: tuple[int, ...]) -> N
     if node.op_type != "Conv":
         rows = value.reshape(-1, value.shape[-1])
         return rows[:: max(len(rows) // PATCHES, 1)][None]
-    attributes = _attributes(node)
+    attributes = attributes_of(node)
     kernel, groups = weight_shape[2:], int(attributes.get("group", 1))
     top, left, bottom, right = attributes.get("pads", [0, 0, 0, 0])
     padded = np.pad(value, ((0, 0), (0, 0), (top, bottom), (left, right)))
@@ -128,7 +127,3 @@ def patches(node: NodeProto, value: NDArray, weight_shape: tuple[int, ...]) -> N
     image, row, column = np.unravel_index(chosen, (batch, height, width))
     picked = windows[image, :, row, column]  # [n, C, kh, kw]
     return picked.reshape(len(chosen), groups, -1).transpose(1, 0, 2)
-
-
-def _attributes(node: NodeProto) -> dict[str, Any]:
-    return {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}

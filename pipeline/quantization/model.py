@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -108,6 +109,11 @@ class FloatModel:
         """Operator type that makes `tensor`, "Input" for graph inputs."""
         node = self.producer.get(tensor)
         return node.op_type if node is not None else "Input"
+
+
+def attributes_of(node: NodeProto) -> dict[str, Any]:
+    """Attributes of a node by name, as plain values."""
+    return {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
 
 
 def load_float_model(path: Path) -> FloatModel:

@@ -22,7 +22,7 @@ from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, num
 
 from pipeline.quantization.convention import broadcast_scales, channel_scales, quantize
 from pipeline.quantization.fusion import bias_operands
-from pipeline.quantization.model import FloatModel
+from pipeline.quantization.model import FloatModel, attributes_of
 from pipeline.quantization.plan import MATRIX_OPS, QuantPlan
 
 OPS_WITH_CONSTANTS = frozenset({"Add", "Sub", "Mul", "Div", "Concat", "Where", "Max", "Min", "Gather", "GridSample", "MatMul", "Gemm"})
@@ -79,8 +79,7 @@ def _channel_axis(node: NodeProto, weight: NDArray) -> int | None:
     if node.op_type == "ConvTranspose":
         return 1
     if node.op_type == "Gemm":
-        transposed = any(attribute.name == "transB" and attribute.i for attribute in node.attribute)
-        return 0 if transposed else 1
+        return 0 if attributes_of(node).get("transB", 0) else 1
     return weight.ndim - 1 if weight.ndim == 2 else None
 
 
@@ -126,8 +125,8 @@ def bias_of(model: FloatModel, node: NodeProto) -> str | None:
         return None
     if len(node.input) < 3 or node.input[2] not in model.constants or node.input[1] not in model.constants:
         return None
-    factors = {attribute.name: attribute.f for attribute in node.attribute if attribute.name in ("alpha", "beta")}
-    plain = all(value == 1.0 for value in factors.values())
+    attributes = attributes_of(node)
+    plain = all(attributes.get(name, 1.0) == 1.0 for name in ("alpha", "beta"))
     return node.input[2] if plain and model.constants[node.input[2]].ndim == 1 and model.constants[node.input[2]].dtype == np.float32 else None
 
 
