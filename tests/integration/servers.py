@@ -124,15 +124,18 @@ def postgres(project_root: Path) -> Iterator[Postgres]:
 # ------------------------------------------------------------------------------------------------------------------------ S3
 @dataclass
 class Faults:
-    """What the proxy does to requests: the next `errors` that write get status 500, each waits `delay_s`. `served`: errors given so far."""
+    """What the proxy does to requests: the next `errors` that write get status 500, each waits `delay_s`. `served`: errors given so far;
+    `writes`: requests that wrote, so far."""
 
     errors: int = 0
     delay_s: float = 0.0
     served: int = 0
+    writes: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def take_error(self) -> bool:
         with self.lock:
+            self.writes += 1
             if self.errors <= 0:
                 return False
             self.errors -= 1
@@ -194,8 +197,10 @@ class Stack:
     folder: Path
     processes: dict[str, subprocess.Popen[bytes]]
     worker_command: list[str]
+    started: dict[str, tuple[list[str], Path, dict[str, str]]] = field(default_factory=dict)
 
     def start(self, name: str, command: list[str], cwd: Path, extra: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
+        self.started[name] = (command, cwd, extra or {})
         with (self.folder / f"{name}.log").open("ab") as log:
             environment = self.environment | (extra or {})
             process = subprocess.Popen(command, cwd=cwd, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
@@ -207,6 +212,10 @@ class Stack:
         health = free_port()
         self.start("worker", self.worker_command, project, {"PREFECT_WORKER_WEBSERVER_PORT": str(health), "PREFECT_WORKER_QUERY_SECONDS": "1"})
         wait_until(f"worker ({self.log('worker')})", lambda: answers(f"http://{HOST}:{health}/health"))
+
+    def start_mlflow_again(self) -> None:
+        self.start("mlflow", *self.started["mlflow"])
+        wait_until(f"mlflow ({self.log('mlflow')})", lambda: answers(f"{self.mlflow}/health"))
 
     def stop(self, name: str, how: signal.Signals = signal.SIGTERM) -> None:
         process = self.processes.pop(name)

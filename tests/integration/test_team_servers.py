@@ -10,17 +10,22 @@ import shutil
 import signal
 import subprocess
 import sys
+import uuid
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 
+from flows.dvc_dag import is_unfinished
 from pipeline.champion import read_champion
 from pipeline.config import Config, load_config
 from pipeline.errors import ServiceError
 from pipeline.paths import Paths
 from pipeline.tracking.doctor import examine
-from pipeline.tracking.outbox import waiting
+from pipeline.tracking.outbox import park, waiting
 from pipeline.tracking.registration import register_release
 from pipeline.tracking.registry import promote, release_history, rollback
 from tests.conftest import copy_sample_project
@@ -29,6 +34,7 @@ from tests.integration.servers import Stack, stack, wait_until
 pytestmark = pytest.mark.integration
 
 MODEL = "bev-multitask-j6m"
+VALIDATED_EVENT = "bevj6.data.validated"  # flows.data.VALIDATED_EVENT, without importing Prefect
 
 
 @pytest.fixture(scope="module")
@@ -128,6 +134,21 @@ def test_promotion_and_rollback_with_everything_on_the_servers(up: Stack, projec
     assert [(change.action, change.version) for change in release_history(paths, config)] == [("promote", 1), ("promote", 2), ("rollback", 1)]
 
 
+def test_user_without_permission_may_look_but_not_promote(up: Stack, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The user is made as docs/operations.md says; services/mlflow-auth.ini lets everybody with a name read."""
+    from mlflow.server import get_app_client
+
+    get_app_client("basic-auth", up.mlflow).create_user("reader", "at-least-12-characters")
+    monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "reader")
+    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "at-least-12-characters")
+    paths, config = settings(project)
+    history = release_history(paths, config)
+    assert len(history) == 3
+    with pytest.raises(ServiceError, match="ask for the permission"):
+        promote(paths, config, 2)
+    assert release_history(paths, config) == history
+
+
 def test_s3_that_stays_broken_leaves_no_half_version(up: Stack, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths, config = settings(project)
     before = registered(up)
@@ -144,6 +165,59 @@ def test_s3_that_stays_broken_leaves_no_half_version(up: Stack, project: Path, m
     done = register_release(paths, config)
     assert (done.version, done.created) == (3, True)
     assert promote(paths, config, 3).version == 3  # everything stored has the bytes that were logged
+
+
+def test_mlflow_killed_in_the_middle_of_a_registration_leaves_one_version(up: Stack, project: Path) -> None:
+    """The files are on their way when the server gets SIGKILL; what it had received stays without effect, and is sent anew when it is back."""
+    paths, config = settings(project)
+    before = registered(up)
+    set_steps(project, 12)
+    subprocess.run([sys.executable, "-m", "dvc", "repro", "--quiet"], cwd=project, check=True, env=up.environment)
+    writes, up.faults.delay_s = up.faults.writes, 0.3
+    command = [sys.executable, "-m", "pipeline.cli", "register", "--project", str(project)]
+    with (up.folder / "register.log").open("w") as log:
+        sending = subprocess.Popen(command, cwd=project, env=up.environment, stdout=log, stderr=subprocess.STDOUT)
+    wait_until("files are being stored", lambda: sending.poll() is None and up.faults.writes >= writes + 2)
+    up.stop("mlflow", signal.SIGKILL)
+    assert sending.wait(200) == 1, up.log("register")
+    assert "error: MLflow at" in up.log("register")
+    assert "Traceback" not in up.log("register")
+    park(paths, config)
+    up.faults.delay_s = 0.0
+    up.start_mlflow_again()
+    assert registered(up) == before
+    done = register_release(paths, config)
+    assert (done.created, len(registered(up))) == (True, len(before) + 1)
+    assert list(waiting(paths, config)) == []
+    assert promote(paths, config, done.version).version == done.version  # every stored file has the bytes that were logged
+
+
+def flow_runs(up: Stack, deployment: str) -> list[dict[str, Any]]:
+    """Runs of a deployment, the latest first."""
+    asked = {"deployments": {"name": {"any_": [deployment]}}, "sort": "EXPECTED_START_TIME_DESC", "limit": 20}
+    return list(httpx.post(f"{up.prefect_api}/flow_runs/filter", json=asked).raise_for_status().json())
+
+
+def test_event_of_new_data_starts_a_retraining_and_cancel_in_the_page_ends_it_cleanly(up: Stack, project: Path) -> None:
+    """The event that `validate-data` emits starts `on-new-data`. Cancelled while it trains, it leaves no stage, and the last good outputs."""
+    before, good = registered(up), (project / "models/multitask.onnx").read_bytes()
+    params = project / "params.yaml"
+    params.write_text(params.read_text().replace("seed: 0", "seed: 1"))  # a data set of its own
+    set_steps(project, 13)
+    (project / "hold-train").touch()
+    (project / "hold-train.running").unlink(missing_ok=True)
+    event = {"event": VALIDATED_EVENT, "resource": {"prefect.resource.id": "bevj6.data.v2"}, "occurred": datetime.now(UTC).isoformat()}
+    httpx.post(f"{up.prefect_api}/events", json=[event | {"id": str(uuid.uuid4())}]).raise_for_status()
+    wait_until(f"training ({up.log('worker')})", lambda: (project / "hold-train.running").exists())
+    run = next(run for run in flow_runs(up, "on-new-data") if run["state_type"] == "RUNNING")
+    page = f"{up.prefect_api}/flow_runs/{run['id']}"
+    httpx.post(f"{page}/set_state", json={"state": {"type": "CANCELLING"}, "force": False}).raise_for_status()
+    wait_until(f"cancelled ({up.log('worker')})", lambda: httpx.get(page).json()["state_type"] == "CANCELLED")
+    wait_until("stage ends with its flow", lambda: not [command for command in working_in(project) if "work.py" in command], 30)
+    (project / "hold-train").unlink()
+    assert (project / "models/multitask.onnx").read_bytes() == good
+    assert registered(up) == before
+    assert is_unfinished(project)  # so the next event, although it finds the same data, goes on with the training
 
 
 def test_killed_worker_leaves_no_stage_and_the_next_run_goes_on(up: Stack, project: Path) -> None:
