@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -13,9 +14,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import httpx
 import pytest
 
+from pipeline.config import load_config
 from pipeline.errors import BevError, DataError, ServiceError
+from pipeline.paths import Paths
+from pipeline.tracking.registration import register_release
+from pipeline.tracking.registry import promote
 
 if TYPE_CHECKING:
     from tests.flows.conftest import Servers
@@ -65,10 +71,19 @@ def versions(address: str, name: str = "bev-multitask-j6m") -> list[Any]:
     return list(mlflow.MlflowClient(address, address).search_model_versions(f"name = '{name}'"))
 
 
+def aliases(address: str, name: str) -> dict[str, int]:
+    import mlflow
+
+    return {alias: int(version) for alias, version in mlflow.MlflowClient(address, address).get_registered_model(name).aliases.items()}
+
+
 STAGES = ("dataset", "train", "evaluate", "quantize", "profile", "gate")
 
 
 def test_flow_runs_all_stages_registers_once_and_then_does_nothing(sample_project: Path, api: Servers) -> None:
+    picture = b"\x89PNG\r\n\x1a\n and so on"
+    (sample_project / "reports").mkdir()
+    (sample_project / "reports/predictions_float.png").write_bytes(picture)
     state, tasks = run_flow(sample_project)
     assert state.is_completed(), state.message
     assert tasks == dict.fromkeys((*STAGES, "champion", "register"), "Completed")
@@ -81,14 +96,26 @@ def test_flow_runs_all_stages_registers_once_and_then_does_nothing(sample_projec
     assert {name.strip(): result.strip() for name, result, _ in rows} == dict.fromkeys(STAGES, "Completed")
     assert all(float(seconds) > 0 for _, _, seconds in rows)
     assert registration.run_url in shown["mlflow-run"]
+    assert registration.report_url in shown["release-report"]
+    assert httpx.get(registration.report_url).content == (sample_project / "reports/release.html").read_bytes()
+    assert httpx.get(shown["predictions"]).content == picture
+    assert [(rule["name"], rule["value"], rule["limit"]) for rule in json.loads(shown["gate"])] == [("latency", 8.75, 33.0)]
+    assert row(shown["metrics-evaluate"], "eval_float:map.AP") == {"value": 0.5, "champion": None, "difference": None}
 
+    promote(Paths(sample_project), load_config(sample_project / "params.yaml"))
     lock = (sample_project / "dvc.lock").read_bytes()
     again, tasks = run_flow(sample_project)
+    assert row(artifacts(again)["metrics-evaluate"], "eval_float:map.AP") == {"value": 0.5, "champion": 0.5, "difference": 0.0}
     assert tasks == dict.fromkeys(STAGES, "Unchanged") | {"champion": "Completed", "register": "Completed"}
     assert not again.result().created
     assert again.result().version == registration.version
     assert (sample_project / "dvc.lock").read_bytes() == lock
     assert len(versions(api.mlflow)) == 1
+
+
+def row(table: str, metric: str) -> dict[str, Any]:
+    """Columns of a metric in a table artifact."""
+    return {name: value for line in json.loads(table) if line["metric"] == metric for name, value in line.items() if name != "metric"}
 
 
 def test_failed_stage_stops_what_depends_on_it_and_the_next_run_goes_on_there(sample_project: Path, api: Servers) -> None:
@@ -152,9 +179,6 @@ def test_unchanged_data_start_nothing_when_only_new_data_count(built_copy: Path,
 def test_registered_version_is_promoted_and_profiled_on_another_chip(built_copy: Path, api: Servers) -> None:
     from flows.profile_model import profile_model
     from flows.release import promote_model, rollback_model
-    from pipeline.config import load_config
-    from pipeline.paths import Paths
-    from pipeline.tracking.registration import register_release
 
     with (built_copy / "params.yaml").open("a") as params:
         params.write("tracking:\n  registered_model: profiled\n")
@@ -169,26 +193,43 @@ def test_registered_version_is_promoted_and_profiled_on_another_chip(built_copy:
     assert figures["latency_ms"] > 0
     assert "latency_ms of" in artifacts(state)["profile-j6e"]
 
+    lock = built_copy / "dvc.lock"
+    lock.write_text(lock.read_text().replace("steps: 20", "steps: 21"))  # another version of the same files
+    assert register_release(Paths(built_copy), load_config(built_copy / "params.yaml")).version == 2
+    assert promote_model(str(built_copy))["replaced"] == 1
+    state = rollback_model(str(built_copy), "too slow on the road", return_state=True)
+    change = state.result()
+    assert (change["action"], change["version"], change["replaced"], change["reason"]) == ("rollback", 1, 2, "too slow on the road")
+    assert "| action | rollback |" in artifacts(state)["release"]
+    assert aliases(api.mlflow, "profiled-j6m") == {"candidate": 2, "champion": 1}
 
-def test_new_batch_is_judged_and_announced(api: Servers, project_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+
+def validated_events(api: Servers) -> int:
+    """How many batches the server knows to have passed."""
+    asked = {"filter": {"event": {"name": ["bevj6.data.validated"]}, "occurred": {"since": "2000-01-01T00:00:00Z"}}}
+    return int(httpx.post(f"{api.prefect_api}/events/filter", json=asked).raise_for_status().json()["total"])
+
+
+def test_new_batch_is_judged_and_announced(api: Servers, project_root: Path, tmp_path: Path) -> None:
     from flows import data as module
     from tests.integration.chain import project, run_stages
     from tests.integration.test_faults import TINY
 
     config, paths = project(tmp_path, project_root / "params.yaml", TINY)
     run_stages(["dataset"], config, paths)
-    events: list[str] = []
-    monkeypatch.setattr(module, "emit_event", lambda event, **_: events.append(event))
     state = module.validate_data(str(paths.synthetic_dataroot), "v1.0-synthetic", str(tmp_path), return_state=True)
     assert state.is_completed(), state.message
     assert state.result()["passed"]
-    assert events == [module.VALIDATED_EVENT]
+    deadline = time.monotonic() + 60
+    while not (announced := validated_events(api)):
+        assert time.monotonic() < deadline, "the event never reached the server"
+        time.sleep(0.2)
     for image in paths.synthetic_dataroot.glob("samples/CAM_FRONT/*.jpg"):
         image.write_bytes(image.read_bytes()[:100])
     state = module.validate_data(str(paths.synthetic_dataroot), "v1.0-synthetic", str(tmp_path), return_state=True)
     with pytest.raises(DataError, match="did not pass"):
         state.result()
-    assert len(events) == 1
+    assert validated_events(api) == announced
     assert "validation-findings" in artifacts(state)
 
 
@@ -232,9 +273,21 @@ def test_deployments_reach_the_server(built_copy: Path, api: Servers, project_ro
     assert nightly.pull_steps == [{"prefect.deployments.steps.set_working_directory": {"directory": str(built_copy)}}]
 
 
+def test_kubernetes_pool_is_accepted_by_the_server(api: Servers, project_root: Path) -> None:
+    """The server checks that every placeholder of the job has a variable."""
+    template = json.loads((project_root / "services/kubernetes-pool.json").read_text())
+    pool = {"name": "on-kubernetes", "type": "kubernetes", "base_job_template": template}
+    made = httpx.post(f"{api.prefect_api}/work_pools/", json=pool)
+    assert made.status_code == 201, made.text
+    del template["variables"]["properties"]["image"]
+    refused = httpx.post(f"{api.prefect_api}/work_pools/", json=pool | {"name": "without-image"})
+    assert refused.status_code == 422
+    assert "image" in refused.text
+
+
 def prefect(project: Path, api: Servers, *arguments: str) -> str:
     command = [sys.executable, "-m", "prefect", "--no-prompt", *arguments]
-    done = subprocess.run(command, cwd=project, env=api.environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=project, env=api.environment, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
 

@@ -236,7 +236,7 @@ def test_killed_worker_leaves_no_stage_and_the_next_run_goes_on(up: Stack, proje
     up.processes.pop("worker")
     wait_until("stage ends with its flow", lambda: not [command for command in working_in(project) if "work.py" in command], 30)
     (project / "hold-train").unlink()
-    done = subprocess.run([sys.executable, "-m", "flows.retrain"], cwd=project, env=up.environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, "-m", "flows.retrain"], cwd=project, env=up.environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     assert len(registered(up)) == len(before) + 1
     assert starts(project, "train") == trained + 1
@@ -261,8 +261,8 @@ def test_two_flows_at_once_run_one_after_the_other(up: Stack, project: Path) -> 
         second = subprocess.Popen(command, cwd=project, env=up.environment, stdout=log, stderr=subprocess.STDOUT)
     wait_until("the second flow waits", lambda: second.poll() is None and "waiting for it" in up.log("second"))
     (project / "hold-train").unlink()
-    assert first.wait(300) == 0, first.stdout.read() if first.stdout else ""
-    assert second.wait(300) == 0, up.log("second")
+    assert first.wait(600) == 0, first.stdout.read() if first.stdout else ""
+    assert second.wait(600) == 0, up.log("second")
     assert "already registered" in up.log("second")
     assert starts(project, "train") == trained + 1
     assert len(registered(up)) == len(before) + 1
@@ -290,7 +290,7 @@ def test_prefect_lost_in_the_middle_costs_no_finished_stage(up: Stack, project: 
     assert list(waiting(paths, config)) == []
     assert len(registered(up)) == len(before) + 1
     assert starts(project, "train") - trained <= 2
-    done = subprocess.run([sys.executable, "-m", "flows.retrain"], cwd=project, env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, "-m", "flows.retrain"], cwd=project, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 1
     assert "Prefect" in done.stderr and "dvc repro" in done.stderr
     assert "Traceback" not in done.stderr
