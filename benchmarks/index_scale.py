@@ -64,11 +64,13 @@ def token(kind: str, number: int) -> str:
 
 
 def write_table(folder: Path, name: str, records: Iterable[dict]) -> None:
-    """One table in nuScenes' own layout: an indented array."""
+    """One table in nuScenes' own layout: an array with one value a line."""
+    encoder = json.JSONEncoder(separators=(",\n", ": "))
     with (folder / f"{name}.json").open("w") as stream:
         for number, record in enumerate(records):
-            stream.write("[\n" if number == 0 else ",\n")
-            stream.write(json.dumps(record, indent=0))
+            # As with `indent=0`, which would not use the encoder in C.
+            text = encoder.encode(record)[1:-1].replace("[", "[\n").replace("]", "\n]").replace("[\n\n]", "[]")
+            stream.write(("[\n{\n" if number == 0 else ",\n{\n") + text + "\n}")
         stream.write("\n]")
 
 

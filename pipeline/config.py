@@ -52,6 +52,9 @@ class DatasetConfig(Section):
     source: Literal["synthetic", "nuscenes"] = Field("synthetic", description="generate the embedded data set, or read a nuScenes-format one")
     dataroot: str | None = Field(None, description="directory of the nuScenes-format data set; required for source nuscenes, not allowed otherwise")
     version: str = Field("v1.0-synthetic", description="name of the table directory under the dataroot")
+    pairs: Literal["previous", "none"] = Field(
+        "previous", description="what detection remembers: the sample before in the scene, or nothing (samples that do not follow each other)"
+    )
     watch: str = Field("pipeline/dataset/synthetic", description="path whose change outdates the data set: the generator, or the real tables")
     val_scenes: tuple[str, ...] = Field((), description="scene names held out for evaluation; empty: the data set's own or the devkit's split")
     synthetic: SyntheticConfig = SyntheticConfig()
@@ -81,6 +84,10 @@ class ValidationConfig(Section):
     max_acceleration_mps2: PositiveFloat = Field(20.0, description="largest plausible change of an annotated velocity, m/s^2")
     min_lidar_points: PositiveInt = Field(500, description="fewest returns of a plausible lidar sweep")
     projection_samples: PositiveInt = Field(200, description="samples whose lidar points are counted in their boxes, evenly spread")
+    edge_samples: PositiveInt = Field(24, description="samples of a vehicle whose lidar edges are compared with image edges, evenly spread")
+    min_edge_agreement: PositiveFloat = Field(
+        3.5, description="least agreement of lidar depth edges with image edges, standard deviations above that of shifted ones"
+    )
     fail_on: Literal["error", "warning", "never"] = Field("error", description="lowest severity that fails the stage")
 
 

@@ -34,7 +34,7 @@ _REPEATED = (
 _HELD_ROW_GROUPS = 16
 
 
-def write_index(index: IndexTables, directory: Path, dataroot: str, version: str, fingerprint: str) -> None:
+def write_index(index: IndexTables, directory: Path, dataroot: str, version: str, fingerprint: str, pairs: str = "previous") -> None:
     """Write the tables as Parquet and `meta.json`; equal tables give equal bytes.
 
     Args:
@@ -43,11 +43,12 @@ def write_index(index: IndexTables, directory: Path, dataroot: str, version: str
         dataroot: where the files of the frames are, relative to the project root or absolute (as in data/dataset.json).
         version: table directory under the dataroot.
         fingerprint: content fingerprint of the data set.
+        pairs: "previous" where a sample may be paired with the one before in its scene, "none" where every sample stands alone.
     """
     with atomic_dir(directory) as temporary:
         with ThreadPoolExecutor(2) as pool:
             list(pool.map(lambda name: _write(getattr(index, name), temporary / f"{name}.parquet", _ROW_GROUP[name]), _ROW_GROUP))
-        meta = {"dataroot": dataroot, "version": version, "fingerprint": fingerprint}
+        meta = {"dataroot": dataroot, "version": version, "fingerprint": fingerprint, "pairs": pairs}
         (temporary / "meta.json").write_text(json.dumps(meta, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
@@ -65,6 +66,7 @@ class Index:
         self.dataroot = dataroot
         self.version = meta["version"]
         self.fingerprint = meta["fingerprint"]
+        self.paired = meta.get("pairs", "previous") == "previous"
         self.samples = samples
         self._row = {token: row for row, token in enumerate(samples["token"].to_pylist())}
         self._frames = _RowGroups(directory / "frames.parquet")

@@ -40,13 +40,14 @@ class Description:
     fingerprint: str
     splits: dict[str, list[str]]
     provides: dict[str, Any]
+    pairs: str
 
     @classmethod
     def read(cls, path: Path) -> Description:
         """Read data/dataset.json. Raises `DataError` when it is missing or damaged."""
         stored = read_json(path)
         try:
-            return cls(**{name: stored[name] for name in ("dataroot", "version", "fingerprint", "splits", "provides")})
+            return cls(**{name: stored[name] for name in ("dataroot", "version", "fingerprint", "splits", "provides", "pairs")})
         except (KeyError, TypeError):
             raise file_error(path, "not a description of a data set", "Run the stage 'dataset' again") from None
 
@@ -76,6 +77,7 @@ def describe(config: DatasetConfig, paths: Paths) -> dict[str, Any]:
         "fingerprint": fingerprint,
         "fingerprint_covers": "contents" if hashed_contents else "names and sizes of sensor files, contents of tables and maps",
         "provides": provides,
+        "pairs": config.pairs,
         "splits": splits.as_dict(),
         "split_origin": splits.origin,
         "notes": [*splits.notes, *_notes(tables, provides, scenes)],

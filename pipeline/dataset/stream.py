@@ -27,7 +27,7 @@ class StreamItem:
 def segments(index: Index, split: str) -> list[list[str]]:
     """Unbroken runs of kept samples, scene by scene in time order.
 
-    A dropped sample ends a run: what follows must not be paired across the hole.
+    A dropped sample ends a run: what follows must not be paired across the hole. Where the index has no pairs, every sample is a run.
     """
     columns = ["token", "scene_token", "index_in_scene", "split", "keep"]
     runs: list[list[str]] = []
@@ -36,7 +36,7 @@ def segments(index: Index, split: str) -> list[list[str]]:
         if row["split"] != split or not row["keep"]:
             continue
         here = (row["scene_token"], row["index_in_scene"])
-        if last is None or here != (last[0], last[1] + 1):
+        if last is None or not index.paired or here != (last[0], last[1] + 1):
             runs.append([])
         runs[-1].append(row["token"])
         last = here

@@ -122,7 +122,7 @@ def evaluate(predictor: Predictor, index: Index, maps: MapStore, config: Evaluat
     collected, kept = _Collected(), []
     first_of_scene = {scene[0] for scene in scenes.values()}
     for sample, token in enumerate(track(tokens, "evaluate")):
-        if token in first_of_scene:
+        if token in first_of_scene or not index.paired:
             predictor.reset()
         record = index.sample(token)
         prediction = predictor.step(record)

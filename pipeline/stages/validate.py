@@ -47,7 +47,7 @@ def run(config: Config, paths: Paths) -> Result:
     write_json(paths.report("validation.json"), result.report)
     write_data_docs(result.outcomes, result.tidy, paths.report("data_docs"), data.fingerprint)
     _stop_if_unusable(result.report)
-    write_index(result.index, paths.index_dir, data.dataroot, data.version, data.fingerprint)
+    write_index(result.index, paths.index_dir, data.dataroot, data.version, data.fingerprint, data.pairs)
     samples = result.report["samples"]
     return Result(samples["kept"], samples["total"], result.report["counts"]["warning"])
 

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from pipeline.validation import annotations as annotation_checks
-from pipeline.validation import blobs, calibration, maps, occupancy, projection, timestamps
+from pipeline.validation import blobs, calibration, edges, maps, occupancy, projection, timestamps
 from pipeline.validation.context import Context
 from pipeline.validation.rules import Rule
 
@@ -49,6 +49,7 @@ def measure(context: Context) -> TidyTables:
         "calibrations": calibration.measure(context),
         "coverage": calibration.measure_coverage(context),
         "projection": projection.measure(context),
+        "edges": edges.measure(context),
         "boxes": annotation_checks.measure_boxes(context),
         "instances": annotation_checks.measure_instances(context),
         "images": blobs.measure_images(context),

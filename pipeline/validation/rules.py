@@ -76,7 +76,7 @@ def _time_rules(config: ValidationConfig) -> tuple[Rule, ...]:
         Rule("sample_pose", "samples", "pose_problem", "error", "a sample has a finite ego pose", drops=True),
         Rule("frame_pose", "frames", "pose_problem", "error", "a key frame has a finite ego pose", drops=True),
         Rule("frame_unique", "frames", "duplicate_problem", "error", "a sample has one key frame of a channel"),
-        Rule("label_time", "samples", "label_age_ms", "error", "labels are of a sensor frame's time, not interpolated", None, 1),
+        Rule("label_time", "samples", "label_age_ms", "error", "labels are of a sensor frame's time, not interpolated", None, 1, drops=True),
         Rule("sample_time_order", "samples", "interval_ms", "error", "samples of a scene have different time stamps", 0.001),
         Rule("sample_gap", "samples", "relative_interval", "warning", "samples are about evenly spaced (1: the median interval)", 0.5, 1.5),
         Rule(f"sync_{config.sync_policy}", "samples", column, "warning", meaning, None, limit_ms, drops=True),
@@ -110,6 +110,7 @@ def _calibration_rules(config: ValidationConfig) -> tuple[Rule, ...]:
         Rule("rig_focal_length", table, "rig_focal_ratio", "error", "focal length as in the rig's other logs", None, 0.03),
         Rule("view_gap", "coverage", "view_gap_deg", "error", "the cameras together see all around", None, 10),
         Rule("box_points", "projection", "box_point_share", "error", "lidar points fall into the boxes that were annotated on them", 0.5),
+        Rule("edge_agreement", "edges", "edge_agreement", "error", "depth edges of the lidar lie on edges of the images", config.min_edge_agreement),
     )
 
 

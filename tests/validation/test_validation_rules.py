@@ -16,6 +16,7 @@ from pipeline.dataset.geometry import quaternion_to_matrix
 from pipeline.dataset.occupancy import ORIGIN_M, SHAPE, VOXEL_M, OccupancyLabels
 from pipeline.taxonomy import CAMERAS, OCCUPANCY_FREE
 from pipeline.validation.calibration import NOMINAL_HEADING_DEG, angles_deg
+from pipeline.validation.edges import depth_edges
 from pipeline.validation.occupancy import hit_share
 from pipeline.validation.rules import rules
 from tests.validation.damaged_data import DataSet, failures
@@ -93,6 +94,9 @@ def test_labels_between_two_sensor_frames_are_refused(minival: DataSet) -> None:
     minival.edit("sample", lambda records: records[5].update(timestamp=records[5]["timestamp"] + 250_000))
     result = minival.validate()
     assert failures(result)["label_time"] == (token,) and not result.report["passed"]
+    # Not even with `fail_on: never` are they trained on.
+    row = next(r for r in result.index.samples.to_pylist() if r["token"] == token)
+    assert not row["keep"]
 
 
 def test_equal_time_stamps_are_found(minival: DataSet) -> None:
@@ -224,7 +228,9 @@ def test_a_simulated_rig_may_share_one_matrix(trainval: DataSet) -> None:
             for token in trainval.calibrations(channel):
                 _calibrate(trainval, token, camera_intrinsic=shared_matrix)
     result = trainval.validate()
-    assert "intrinsics_own" in failures(result) and "intrinsics_foreign" not in failures(result) and result.report["passed"]
+    errors = {outcome.rule.name for outcome in result.outcomes if outcome.tokens and outcome.rule.severity == "error"}
+    # Only the images, which are real ones, may tell that the matrix is not theirs.
+    assert "intrinsics_own" in failures(result) and errors <= {"edge_agreement"}
 
 
 @pytest.mark.parametrize(
@@ -241,6 +247,65 @@ def test_impossible_calibration_is_caught(trainval: DataSet, fields: dict, rule:
     token = trainval.calibrations("CAM_FRONT")[0]
     _calibrate(trainval, token, **fields)
     assert failures(trainval.validate())[rule] == (token,)
+
+
+def _everywhere(data: DataSet, channel: str, change) -> None:
+    """Change the calibration of a channel in every log, so that no log contradicts another."""
+    tokens = set(data.calibrations(channel))
+
+    def edit(records: list[dict]) -> None:
+        for record in records:
+            if record["token"] in tokens:
+                change(record)
+
+    data.edit("calibrated_sensor", edit)
+
+
+def _turn(axis: list[float], degrees: float):
+    """Turn a camera about an axis of its own frame (x right, y down, z forward)."""
+
+    def change(record: dict) -> None:
+        record["rotation"] = list((Quaternion(record["rotation"]) * Quaternion(axis=axis, degrees=degrees)).elements)
+
+    return change
+
+
+def _zoom(factor: float):
+    """Intrinsics of another lens."""
+
+    def change(record: dict) -> None:
+        for axis in (0, 1):
+            record["camera_intrinsic"][axis][axis] *= factor
+
+    return change
+
+
+@pytest.mark.parametrize("channel", ["CAM_FRONT", "CAM_BACK_LEFT"])
+@pytest.mark.parametrize("change", [_turn([0, 1, 0], 3), _turn([0, 1, 0], -5), _turn([0, 0, 1], 19), _zoom(0.8), _zoom(1.25)])
+def test_a_calibration_that_is_wrong_in_every_log_is_caught_by_the_images(trainval: DataSet, channel: str, change) -> None:
+    """Nothing in the tables contradicts it. Only the images know."""
+    _everywhere(trainval, channel, change)
+    found = new_failures(trainval)
+    assert found == {"edge_agreement": (f"n015/{channel}",)}
+
+
+def test_images_of_two_cameras_that_are_exchanged_are_caught(trainval: DataSet) -> None:
+    """The calibration is right, but the files of left and right are exchanged."""
+    left, right = (trainval.frames(channel) for channel in ("CAM_FRONT_LEFT", "CAM_FRONT_RIGHT"))
+    swapped = {a["token"]: b["filename"] for one, other in ((left, right), (right, left)) for a, b in zip(one, other, strict=True)}
+    trainval.edit("sample_data", lambda records: [r.update(filename=swapped[r["token"]]) for r in records if r["token"] in swapped])
+    assert new_failures(trainval) == {"edge_agreement": ("n015/CAM_FRONT_LEFT", "n015/CAM_FRONT_RIGHT")}
+
+
+def test_depth_edges_are_the_near_sides_of_jumps_of_one_beam() -> None:
+    """A post 5 m away before a wall at 20 m, seen by two beams; the last point of a beam is no neighbour of the next beam's first."""
+    azimuth = np.linspace(-0.3, 0.3, 31)
+    range_m = np.where(np.abs(azimuth) < 0.05, 5.0, 20.0)
+    beam = np.stack([range_m * np.cos(azimuth), range_m * np.sin(azimuth)], axis=1)
+    points = np.concatenate([np.column_stack([scale * beam, np.zeros((31, 2)), np.full(31, ring)]) for ring, scale in ((0, 1.0), (1, 1.6))])
+    found, weights = depth_edges(points)
+    np.testing.assert_allclose(np.linalg.norm(found, axis=1), [5.0, 5.0, 8.0, 8.0])
+    assert (weights == 1.0).all()
 
 
 def test_wrong_lidar_extrinsic_empties_the_boxes(trainval: DataSet) -> None:
