@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import TypeVar
 
 T = TypeVar("T")
 
 
-def prefetch(items: Iterator[T], ahead: int = 2) -> Iterator[T]:
-    """Items in order, at most `ahead` of them prepared in advance; an error in the thread is raised here. Closing the iterator ends the thread."""
+def prefetch(items: Iterator[T], ahead: int = 2) -> Generator[T, None, None]:
+    """Items in order, at most `ahead` of them prepared in advance; an error in the thread is raised here. Closing the iterator waits for the
+    thread's end: one that still computes when Python exits takes the process down with it.
+    """
     ready: queue.Queue[tuple[T | None, BaseException | None]] = queue.Queue(maxsize=ahead)
     stop = threading.Event()
     thread = threading.Thread(target=_fill, args=(items, ready, stop), daemon=True)
@@ -26,6 +28,7 @@ def prefetch(items: Iterator[T], ahead: int = 2) -> Iterator[T]:
             yield item  # type: ignore[misc]
     finally:
         stop.set()
+        thread.join()
 
 
 def _fill(items: Iterator[T], ready: queue.Queue[tuple[T | None, BaseException | None]], stop: threading.Event) -> None:

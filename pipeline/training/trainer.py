@@ -14,6 +14,7 @@ import io
 import math
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -191,15 +192,16 @@ class Trainer:
         """Train from the checkpoint, if there is one, to the last step."""
         checkpoint.load_into(self)
         steps = self.config.train.image_steps + self.config.train.steps
-        batches = zip(range(self.step, steps), prefetch(self.loader.steps(self.step)), strict=False)
-        for step, batch in track(batches, "train", total=steps - self.step) if self.ranks.rank == 0 else batches:
-            losses = self.train_step(batch)
-            self.step = step + 1
-            if self.step % self.config.train.log_every == 0 or self.step == steps:
-                rate = self.config.train.learning_rate * learning_rate_factor(step, self.config.train)
-                self.rows.append({"step": self.step, "learning_rate": rate, **mean_values(self.ranks.gather(losses))})
-            if self.step % self.config.train.checkpoint_every == 0 and self.step < steps:
-                checkpoint.save(self)
+        with closing(prefetch(self.loader.steps(self.step))) as ready:
+            batches = zip(range(self.step, steps), ready, strict=False)
+            for step, batch in track(batches, "train", total=steps - self.step) if self.ranks.rank == 0 else batches:
+                losses = self.train_step(batch)
+                self.step = step + 1
+                if self.step % self.config.train.log_every == 0 or self.step == steps:
+                    rate = self.config.train.learning_rate * learning_rate_factor(step, self.config.train)
+                    self.rows.append({"step": self.step, "learning_rate": rate, **mean_values(self.ranks.gather(losses))})
+                if self.step % self.config.train.checkpoint_every == 0 and self.step < steps:
+                    checkpoint.save(self)
 
     def train_step(self, batch: Batch) -> dict[str, float]:
         """One optimizer step; returns the losses by name."""

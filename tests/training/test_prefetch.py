@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -24,11 +25,13 @@ def test_an_error_arrives_after_the_items_before_it() -> None:
     assert received == [1]
 
 
-def test_an_endless_source_can_be_left() -> None:
+def test_no_thread_is_left_behind_an_endless_source() -> None:
     def endless() -> Iterator[int]:
         while True:
             yield 0
 
+    before = threading.active_count()
     stream = prefetch(endless())
     assert next(stream) == 0
-    stream.close()  # type: ignore[attr-defined]
+    stream.close()
+    assert threading.active_count() == before
