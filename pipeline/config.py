@@ -34,9 +34,9 @@ class SyntheticConfig(Section):
     """The embedded data set (`dataset.source: synthetic`)."""
 
     seed: int = Field(0, ge=0, description="seed of everything random in the data set")
-    train_scenes: PositiveInt = Field(110, description="scenes of the training split")
-    val_scenes: PositiveInt = Field(26, description="scenes of the held-out split")
-    samples_per_scene: int = Field(3, ge=2, description="key frames a scene, 0.5 s apart")
+    train_scenes: PositiveInt = Field(126, description="scenes of the training split")
+    val_scenes: PositiveInt = Field(24, description="scenes of the held-out split")
+    samples_per_scene: int = Field(2, ge=2, description="key frames a scene, 0.5 s apart")
     image_width: int = Field(352, ge=64, le=1600, description="camera image width, px")
     image_height: int = Field(198, ge=36, le=900, description="camera image height, px")
     traffic_radius_m: float = Field(
@@ -403,6 +403,9 @@ class PromotionConfig(Section):
     candidates: int = Field(120, ge=0, description="int8 tensors, worst by own error, whose effect on the outputs is measured")
     top: PositiveFloat = Field(0.05, description="method top: below 1 a share of the int8 tensors, from 1 on their number")
     target_sqnr_db: float = Field(34.0, gt=0.0, le=120.0, description="method search: signal to noise that every output should reach, dB")
+    output_targets_db: dict[str, Annotated[float, Field(gt=0.0, le=120.0)]] = Field(
+        {}, description="other targets than target_sqnr_db for some outputs, by name; an unknown output is an error"
+    )
     max_extra_us: PositiveFloat | None = Field(None, description="method search: most simulated time the promotions may add, us; null: no limit")
 
     @model_validator(mode="after")
@@ -425,8 +428,8 @@ class QatConfig(Section):
 
     when: Literal["auto", "always", "never"] = Field("auto", description="auto: where the model without it misses the target or the gate's share")
     min_kept: float = Field(0.99, gt=0.0, le=1.0, description="share of each head's float metric that makes training unnecessary")
-    samples: PositiveInt = Field(48, description="training samples of an epoch; held in memory")
-    epochs: PositiveInt = Field(3, description="passes over them")
+    samples: PositiveInt = Field(32, description="training samples of an epoch; held in memory")
+    epochs: PositiveInt = Field(2, description="passes over them")
     warmup_epochs: int = Field(1, ge=0, description="epochs with the ranges of calibration while the observers watch; then ranges are frozen")
     learning_rate: PositiveFloat = Field(0.02, description="integer steps that a weight may move in a training step (Adam), falling to 0 as a cosine")
 
