@@ -3,8 +3,8 @@
     python benchmarks/j6_public_rows.py
 
 Exports HENet TinyE (224x224 classifier) and the preset v1_j6m as multi-task and single-task networks with random weights, profiles them for the J6M,
-prints simulated and public milliseconds and draws docs/j6-public.svg. The networks are our own: docs/j6-model.md says where they differ from the
-vendor's.
+prints simulated and public milliseconds, what each task costs alone and what leaving it out of the three saves, and draws docs/j6-public.svg. The
+networks are our own: docs/j6-model.md says where they differ from the vendor's.
 """
 
 from __future__ import annotations
@@ -59,6 +59,21 @@ def row_of(name: str, path: Path, public_ms: float) -> Row:
     return Row(name, int8, int16, public_ms)
 
 
+def print_tasks(config: ModelConfig, path: Path) -> None:
+    """For every task, int8 ms: alone, and what the network of all tasks saves when it is left out; the tasks share backbone and neck."""
+    chip = load_chip("j6m")
+
+    def int8_ms(tasks: tuple[str, ...]) -> float:
+        return latency_ms(compile_model(multitask(config.model_copy(update={"tasks": tasks}), path), chip))
+
+    together = int8_ms(config.tasks)
+    alone = {task: int8_ms((task,)) for task in config.tasks}
+    print(f"together {together:.2f} ms, sum of the tasks alone {sum(alone.values()):.2f} ms")
+    for task in config.tasks:
+        others = tuple(other for other in config.tasks if other != task)
+        print(f"| {task} | {alone[task]:.2f} ms | {together - int8_ms(others):.2f} ms |")
+
+
 def draw(rows: list[Row], path: Path) -> None:
     """The range from all int8 to all int16 as a bar, the public figure as a point."""
     import matplotlib
@@ -94,6 +109,7 @@ def main() -> None:
         "occupancy, 512x960": (config.model_copy(update={"tasks": ("occupancy",), "image_size": (512, 960)}), 7.65),
     }
     with tempfile.TemporaryDirectory() as folder:
+        print_tasks(config, Path(folder) / "model.onnx")
         rows = [row_of("HENet TinyE, 224x224 classifier", classifier(Path(folder) / "tiny_e.onnx"), 0.50)]
         rows += [row_of(name, multitask(variant, Path(folder) / "model.onnx"), public_ms) for name, (variant, public_ms) in variants.items()]
     for row in rows:

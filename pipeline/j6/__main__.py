@@ -30,6 +30,7 @@ def build_parser() -> argparse.ArgumentParser:
     commands.choices["fit"].add_argument("--out", type=Path, required=True, help="rates file to write")
     commands.choices["validate"].add_argument("--rates", type=Path, help="rates file to use instead of the one that ships with the project")
     commands.choices["validate"].add_argument("--cross-validate", action="store_true", help="predict each family with a fit that never saw it")
+    commands.choices["validate"].add_argument("--summary", type=Path, metavar="CSV", help="file for the errors of all rows, as one row")
     commands.add_parser("chips")
     for sub in commands.choices.values():
         sub.add_argument("--json", action="store_true", help="print one JSON document")
@@ -70,7 +71,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         chips = cli.chips_by_march([name for names in options.chip for name in names])
         if options.command == "fit":
             return cli.fit_command(options.measured, options.zoo, options.out, chips)
-        return cli.validate_command(options.measured, options.zoo, options.rates, options.cross_validate, chips)
+        return cli.validate_command(options.measured, options.zoo, options.rates, options.cross_validate, chips, options.summary)
     overrides, choices = cli.parse_overrides(options.overrides), _compile_options(options)
     if options.command == "compile":
         return cli.compile_command(options.model, options.chip, options.out, choices, overrides)

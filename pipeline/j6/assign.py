@@ -47,6 +47,7 @@ UNIT_RULES: dict[str, UnitRule] = {
     **_rules("SPU", True, "TopK", "moves to the CPU where the chip has no SPU"),
     **_rules("SPU", False, "ArgMax ArgMin GatherElements GatherND ScatterElements NonZero OneHot", "argmax axis 1..32767"),
     **_rules("VPU", True, "QuantizeLinear DequantizeLinear"),
+    **_rules("VPU", False, "Requantize", "int8 to int16 and back; on the VAE where the chip has no VPU"),
 }  # fmt: skip
 
 
@@ -57,16 +58,22 @@ def operator_table(chips: Sequence[ChipProfile]) -> str:
     for kind, rule in UNIT_RULES.items():
         if kind != "GridSample":
             groups.setdefault(rule, []).append(kind)
-    rows = [(", ".join(sorted(kinds)), rule) for rule, kinds in groups.items()] + [("GridSample", UNIT_RULES["GridSample"])]
+    rows = [(sorted(kinds), rule) for rule, kinds in groups.items()] + [(["GridSample"], UNIT_RULES["GridSample"])]
     for kinds, rule in rows:
-        cells = [_cell(rule.unit, kinds, chip) for chip in chips]
-        lines.append(f"| {kinds} | {' | '.join(cells)} | {'documented' if rule.documented else 'assumed'} | {rule.note} |")
+        cells = [_cell(kinds[0], chip) for chip in chips]
+        lines.append(f"| {', '.join(kinds)} | {' | '.join(cells)} | {'documented' if rule.documented else 'assumed'} | {rule.note} |")
     cpu = " | ".join("CPU" for _ in chips)
     lines.append(f"| every other operator | {cpu} | - | one host submit each way, then a fixed rate (assumed) |")
     return "\n".join(lines)
 
 
-def _cell(unit: str, kind: str, chip: ChipProfile) -> str:
+def unit_on(kind: str, chip: ChipProfile) -> str:
+    """Unit that runs a known operator on `chip` if the chip has it; a conversion between widths needs no VPU."""
+    return "VAE" if kind == "Requantize" and not chip.flag("has_vpu") else UNIT_RULES[kind].unit
+
+
+def _cell(kind: str, chip: ChipProfile) -> str:
+    unit = unit_on(kind, chip)
     if missing_unit(unit, kind, chip):
         return "CPU"
     return f"{unit}: {', '.join(activation_dtypes(chip))}"
@@ -97,11 +104,11 @@ class Assignment:
 
 def assign(block: Block, tensors: Mapping[str, Tensor], chip: ChipProfile) -> Assignment:
     """Unit that runs `block` on `chip`; the CPU, with the reason, for what the BPU cannot do."""
-    rule = UNIT_RULES.get(block.kind)
-    if rule is None:
+    if block.kind not in UNIT_RULES:
         return Assignment("CPU", f"{block.kind} has no BPU implementation")
-    reason = missing_unit(rule.unit, block.kind, chip) or _broken_limit(block.anchor, tensors)
-    return Assignment("CPU", reason) if reason else Assignment(rule.unit)
+    unit = unit_on(block.kind, chip)
+    reason = missing_unit(unit, block.kind, chip) or _broken_limit(block.anchor, tensors)
+    return Assignment("CPU", reason) if reason else Assignment(unit)
 
 
 def _broken_limit(op: Op, tensors: Mapping[str, Tensor]) -> str:

@@ -3,7 +3,7 @@
 python -m pipeline.j6 profile MODEL.onnx|PLAN.json --chip j6m [--json] [--html FILE] [--trace FILE] [--csv FILE] [--against OTHER]
 python -m pipeline.j6 compile MODEL.onnx --chip j6m --out PLAN.json
 python -m pipeline.j6 fit --measured CSV --zoo DIR --out FILE
-python -m pipeline.j6 validate --measured CSV --zoo DIR [--json]
+python -m pipeline.j6 validate --measured CSV --zoo DIR [--cross-validate] [--summary FILE.csv] [--json]
 python -m pipeline.j6 chips
 """
 
@@ -127,12 +127,23 @@ def fit_command(measured: Path, zoo: Path, out: Path, chips: Mapping[str, str] |
 
 
 def validate_command(
-    measured: Path, zoo: Path, rates: Path | None = None, cross_validate: bool = False, chips: Mapping[str, str] | None = None
+    measured: Path,
+    zoo: Path,
+    rates: Path | None = None,
+    cross_validate: bool = False,
+    chips: Mapping[str, str] | None = None,
+    summary: Path | None = None,
 ) -> dict[str, Any]:
-    """Simulated against measured latency, row by row; with `cross_validate` each family is predicted by a fit that never saw it."""
-    from pipeline.j6.validate import validate
+    """Simulated against measured latency, row by row; with `cross_validate` each family is predicted by a fit that never saw it.
 
-    return validate(measured, zoo, rates, cross_validate, chips)
+    `summary`: file for the errors of all rows as CSV of one row.
+    """
+    from pipeline.j6.validate import summary_csv, validate
+
+    document = validate(measured, zoo, rates, cross_validate, chips)
+    if summary:
+        write_text(summary, summary_csv(document))
+    return document
 
 
 def chips_by_march(names: list[str]) -> dict[str, str] | None:

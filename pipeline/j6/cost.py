@@ -16,7 +16,7 @@ from math import ceil, prod
 
 from pipeline.errors import ChipError
 from pipeline.j6.align import round_up
-from pipeline.j6.assign import Assignment
+from pipeline.j6.assign import Assignment, unit_on
 from pipeline.j6.chip import ChipProfile
 from pipeline.j6.fuse import Block
 from pipeline.j6.ir import DTYPE_BYTES, MATRIX_KINDS, Op, Tensor, conv_dims, macs, matmul_dims
@@ -25,7 +25,7 @@ MS = 1e3
 # Passes over the data of composite vector operators: softmax = max, exp with sum, scale; normalisation = mean, variance, scale and shift.
 VECTOR_PASSES = {"Softmax": 3, "LogSoftmax": 3, "LayerNormalization": 3, "InstanceNormalization": 3, "GroupNormalization": 3, "Gelu": 1, "Silu": 1}
 GRID_SAMPLE_TAPS = 4  # bilinear
-MIXED_WIDTH_KINDS = frozenset({"GridSample", "Where", "Requantize"})  # the grid is int16 beside an int8 image; a condition is no operand
+MIXED_WIDTH_KINDS = frozenset({"GridSample", "Where"})  # the grid is int16 beside an int8 image; a condition is no operand
 # The output stage of a convolution adds, rescales and clamps on the way out (a fit that gave them a VAE rate of their own drove it to infinity).
 FREE_EPILOGUE = frozenset({"Add", "Sub", "Mul", "Div", "Relu", "Clip", "BatchNormalization", "Requantize"})
 
@@ -43,6 +43,8 @@ class Rates:
     element_ms: float
     warp_ms: float
     scalar_ms: float
+    requantize_ms: float
+    requantize_unit: str
     cpu_ms: float
     launch_ms: float
     ddr_ms: float
@@ -76,6 +78,8 @@ def rates_of(chip: ChipProfile, cores: int = 1) -> Rates:
         element_ms=byte_ms("element_gbytes_per_tops"),
         warp_ms=byte_ms("warp_gbytes_per_tops"),
         scalar_ms=MS / (chip.number("spu_gelements_per_s") * 1e9),
+        requantize_ms=MS / (chip.number("requantize_gelements_per_s") * 1e9),
+        requantize_unit=unit_on("Requantize", chip),
         cpu_ms=MS / (chip.number("cpu_gelements_per_s_per_ghz") * chip.number("cpu_ghz") * 1e9),
         launch_ms=chip.number("launch_us_tops") / tops / MS,
         ddr_ms=MS / (ddr_gbps * 1e9),
@@ -153,12 +157,15 @@ def compute_of(block: Block, assignment: Assignment, tensors: Mapping[str, Tenso
     """Time of `block` on its unit; the epilogue runs on the VAE after the anchor. Cores share a block where that is quicker."""
     anchor_ms, padded, work = _anchor(block.anchor, assignment.unit, tensors, rates)
     units = [(assignment.unit, anchor_ms)]
-    free = FREE_EPILOGUE if block.kind in MATRIX_KINDS else frozenset()
+    free = FREE_EPILOGUE if block.kind in MATRIX_KINDS else frozenset({"Requantize"})
     epilogue = sum(_vector_bytes(op, tensors) for op in block.ops[1:] if op.kind not in free)
-    epilogue += sum(requantized_bytes(op, tensors) for op in block.ops)
     if epilogue:
         units.append(("VAE", epilogue * rates.element_ms))
         work = (*work, ("element", float(epilogue)))
+    converted = sum(requantized_elements(op, tensors) for op in block.ops[block.kind == "Requantize" :])
+    if converted:
+        units.append((rates.requantize_unit, converted * rates.requantize_ms))
+        work = (*work, ("requantize", float(converted)))
     launch_ms = rates.host_ms if assignment.unit == "CPU" else rates.launch_ms
     single = Compute(tuple(units), launch_ms, sum(macs(op, tensors) for op in block.ops), padded, 1, work)
     return single if rates.cores == 1 or assignment.unit in ("CPU", "SPU") else _shared(single, block, tensors, rates)
@@ -213,6 +220,9 @@ def _anchor(op: Op, unit: str, tensors: Mapping[str, Tensor], rates: Rates) -> t
         return elements * rates.cpu_ms, 0, (("cpu", float(elements)),)
     if unit == "TAE" and op.kind in MATRIX_KINDS:
         return _matrix(op, tensors, rates)
+    if op.kind == "Requantize":
+        converted = requantized_elements(op, tensors)
+        return converted * rates.requantize_ms, 0, (("requantize", float(converted)),)
     if unit == "SPU":
         return elements * rates.scalar_ms, 0, (("scalar", float(elements)),)
     if op.kind == "GridSample":
@@ -280,15 +290,21 @@ def _vector_bytes(op: Op, tensors: Mapping[str, Tensor]) -> int:
     return max(written, read) * VECTOR_PASSES.get(op.kind, 1)
 
 
-def requantized_bytes(op: Op, tensors: Mapping[str, Tensor]) -> int:
-    """Bytes that must be brought to a common dtype first: operators other than convolutions and products take operands of one width only."""
+def requantized_elements(op: Op, tensors: Mapping[str, Tensor]) -> int:
+    """Elements that change between int8 and int16: by a Requantize, or because an operator other than a product takes operands of one width only.
+
+    A convolution or product needs none: it takes and gives either width, and rescales in its output stage.
+    """
     if op.kind in MATRIX_KINDS or op.kind in MIXED_WIDTH_KINDS:
         return 0
-    integers = [tensors[name] for name in op.inputs if tensors[name].dtype in ("int8", "int16")]
+    names = (op.inputs[0], op.outputs[0]) if op.kind == "Requantize" else op.inputs
+    integers = [tensors[name] for name in names if tensors[name].dtype in ("int8", "int16")]
     widths = {DTYPE_BYTES[tensor.dtype] for tensor in integers}
     if len(widths) < 2:
         return 0
-    return sum(tensor.elements * max(widths) for tensor in integers if DTYPE_BYTES[tensor.dtype] < max(widths))
+    if op.kind == "Requantize":
+        return tensors[op.outputs[0]].elements
+    return sum(tensor.elements for tensor in integers if DTYPE_BYTES[tensor.dtype] < max(widths))
 
 
 def channel_waste(op: Op, tensors: Mapping[str, Tensor], rates: Rates) -> float:

@@ -31,7 +31,15 @@ ROBUST_PCT = 4.0
 TWO_THREAD_WEIGHT = 0.5  # the two rows of a model and board are nearly the same information
 MAX_STEPS = 60
 FIT_ROUNDS = 3
-WORK_KINDS = ("mac", "matmul", "element", "warp", "scalar", "cpu")
+WORK_RATES = {  # kind of work -> field of `Rates`
+    "mac": "mac_ms",
+    "matmul": "matmul_mac_ms",
+    "element": "element_ms",
+    "warp": "warp_ms",
+    "scalar": "scalar_ms",
+    "requantize": "requantize_ms",
+    "cpu": "cpu_ms",
+}
 
 
 @dataclass(frozen=True)
@@ -57,7 +65,7 @@ PARAMETERS = (
 
 @dataclass(frozen=True)
 class Features:
-    """Work of every block of a graph (rows) by kind (columns of WORK_KINDS), and its DDR bytes; independent of all fitted rates."""
+    """Work of every block of a graph (rows) by kind (columns: keys of WORK_RATES), and its DDR bytes; independent of all fitted rates."""
 
     work: NDArray[np.float64]
     exposed_bytes: NDArray[np.float64]
@@ -70,12 +78,12 @@ def features_of(path: Path, dtype: str, nv12: bool, chip: ChipProfile) -> Featur
     """Extract the work of a graph on `chip`, tiled as the compiler does with the chip's present rates."""
     work = Compilation(fuse(import_onnx(path, assume_dtype=dtype)), chip, CompileOptions(nv12=nv12))
     traffic = work.best().tiles.traffic
-    amounts = [dict.fromkeys(WORK_KINDS, 0.0) for _ in work.computes]
+    amounts = [dict.fromkeys(WORK_RATES, 0.0) for _ in work.computes]
     for row, compute in zip(amounts, work.computes, strict=True):
         for kind, amount in compute.work:
             row[kind] += amount
     return Features(
-        work=np.array([[row[kind] for kind in WORK_KINDS] for row in amounts]),
+        work=np.array([[row[kind] for kind in WORK_RATES] for row in amounts]),
         exposed_bytes=np.array([t.weights + t.inputs + t.outputs for t in traffic], float),
         stream_bytes=np.array([t.stream for t in traffic], float),
         on_cpu=np.array([assignment.unit == "CPU" for assignment in work.assignments]),
@@ -85,7 +93,7 @@ def features_of(path: Path, dtype: str, nv12: bool, chip: ChipProfile) -> Featur
 
 def simulate_features(features: Features, rates: Rates, threads: int, bpu_only: bool) -> float:
     """Latency, ms: the same arithmetic as `cost.block_cost`, `schedule.schedule` (prefetch 0) and `profile.latency_ms`, vectorised."""
-    per_unit = np.array([getattr(rates, f"{name}_ms") for name in ("mac", "matmul_mac", "element", "warp", "scalar", "cpu")])
+    per_unit = np.array([getattr(rates, field) for field in WORK_RATES.values()])
     compute = features.work @ per_unit
     blocks = np.maximum(compute, features.stream_bytes * rates.ddr_ms) + features.exposed_bytes * rates.ddr_ms
     resubmits = int(np.sum(features.on_cpu[:-1] & ~features.on_cpu[1:]))

@@ -15,6 +15,7 @@ PAYING_CHANGES = 3
 PADDING_WORTH_NAMING = 0.1
 WIDE_SHARE_WORTH_NAMING = 0.3
 LAYOUT_KINDS = ("Transpose", "Concat", "Slice", "Split", "Expand", "Tile", "Pad")
+ISLANDS = "int16 islands: conversions between int8 and int16; end them at convolutions and products, which take either width, or drop them"
 VECTOR_UNITS = frozenset({"VAE", "DTE", "AAE"})
 LIMITS = {
     "DDR": "blocks limited by the DDR bus",
@@ -75,9 +76,10 @@ def findings(plan: Plan, block: PlanBlock) -> Iterator[Finding]:
         yield _padding(plan, block, tae)
     if tae and block.dtype in ("int16", "float16"):
         yield Finding("int16 products", block.name, tae / 2, "products of int16 activations: int8 would at least halve their multiply time")
-    if "Requantize" in block.kind.split("+"):
-        text = "int16 islands: conversions between int8 and int16; move the borders or make the island int8"
-        yield Finding("islands", block.name, block.compute_ms + block.launch_ms, text)
+    if block.kind == "Requantize":
+        yield Finding("islands", block.name, block.compute_ms + block.launch_ms, ISLANDS)
+    elif not block.kind.endswith("QuantizeLinear") and any(unit == "VPU" for unit, _ in block.units):
+        yield Finding("islands", block.name, sum(ms for unit, ms in block.units if unit == "VPU"), ISLANDS)
     if block.unit == "CPU":
         text = f"{block.kind} runs on the CPU ({block.cpu_reason}): express it with operators of the BPU"
         yield Finding(f"CPU {block.kind}", block.name, block.compute_ms + block.launch_ms + plan.resubmit_ms, text)

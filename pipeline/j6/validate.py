@@ -65,6 +65,17 @@ def error_document(rows: Sequence[Row], simulated: NDArray[np.float64], skipped:
     }
 
 
+SUMMARY_KEYS = ("count", "median_pct", "p90_pct", "mape_pct", "max_pct", "bias_pct", "spearman")
+
+
+def summary_csv(document: Mapping[str, Any]) -> str:
+    """A document of `validate` as CSV of one row: errors in %, the same by families held out (empty without cross-validation), profile hashes."""
+    held_out = document.get("cross_validation", {})
+    row = {key: document[key] for key in SUMMARY_KEYS} | {f"held_out_{key}": held_out.get(key, "") for key in SUMMARY_KEYS[1:]}
+    row |= {f"profile_{march}": digest[:12] for march, digest in sorted(document["profile_hashes"].items())}
+    return f"{','.join(row)}\n{','.join(map(str, row.values()))}\n"
+
+
 def _row(row: Row, simulated: float, error: float) -> dict[str, Any]:
     return {
         "model": row.model,

@@ -15,7 +15,7 @@ from pipeline.j6.cost import rates_of
 from pipeline.j6.fit import PARAMETERS, Simulator, features_of, fit_values, levenberg_marquardt, simulate_features
 from pipeline.j6.measured import Row, family_of, read_measured
 from pipeline.j6.profile import latency_ms
-from pipeline.j6.validate import leave_family_out, spearman, validate
+from pipeline.j6.validate import error_document, leave_family_out, spearman, summary_csv, validate
 from tests.j6.conftest import Net
 
 
@@ -119,6 +119,17 @@ def test_shipped_rates_reach_the_accuracy_stated_in_the_docs(shared: Path):
     for march in ("nash-e", "nash-m"):
         assert document["groups"][f"march {march}"]["median_pct"] <= 4.0
     assert {row["march"] for row in document["rows"]} == {"nash-e", "nash-m"}
+
+
+def test_summary_of_a_validation_is_one_row(tmp_path: Path):
+    """Two rows of one family, half and twice the measured latency: -50 % and +100 %."""
+    rows = [row for row in synthetic_rows(tmp_path)[:3] if row.threads == 1]
+    rows = [Row(**{**row.__dict__, "measured_ms": measured}) for row, measured in zip(rows, (2.0, 1.0), strict=True)]
+    document = error_document(rows, np.array([1.0, 2.0]), []) | {"profile_hashes": {"nash-m": "a" * 64}}
+    lines = [line.split(",") for line in summary_csv(document).splitlines()]
+    row = dict(zip(*lines, strict=True))
+    assert row["count"] == "2" and row["median_pct"] == "75.0" and row["bias_pct"] == "25.0" and row["max_pct"] == "100.0"
+    assert row["held_out_median_pct"] == "" and row["profile_nash-m"] == "a" * 12
 
 
 def test_shape_and_override_flags():

@@ -219,6 +219,37 @@ def test_attention_maps_stay_on_chip_head_by_head(tmp_path: Path, j6m):
     assert plan.memory.temporary.peak_bytes < 24 * 400 * 400
 
 
+def stereo(path: Path, dtypes: tuple[type, ...]) -> Path:
+    """Two images through one encoder, their correlation refined: quantizers take the dtypes in turn, as explicit islands do."""
+    net = Net(opset=21)
+    turns = iter(range(1000))
+
+    def at_border(name: str) -> str:
+        turn = next(turns)
+        first = add_qdq(net, name, f"q{turn}", dtypes[turn % len(dtypes)])
+        return add_qdq(net, first, f"r{turn}", dtypes[(turn + 1) % len(dtypes)])
+
+    def encoder(image: str) -> str:
+        x = net.input(image, (1, 3, 480, 640))
+        for level, (before, after) in enumerate(((3, 32), (32, 64), (64, 96))):
+            x = net.op("Relu", [net.conv(at_border(x), f"{image}.c{level}", before, after, stride=2)], f"{image}.r{level}")
+        return at_border(x)
+
+    cost = net.op("Mul", [encoder("left"), encoder("right")], "correlation")
+    for step in range(8):
+        cost = net.op("Relu", [net.conv(at_border(cost), f"refine{step}", 96, 96)], f"relu{step}")
+    return net.save(path, cost)
+
+
+def test_islands_of_int16_are_slower_than_int16_throughout(tmp_path: Path, j6m):
+    """The order that a stereo network shows on the board (LAS2 of bcdl-zoo): 174 FPS in int8, 71 in int16, 12 with islands."""
+    kinds = {"int8": (np.int8,), "int16": (np.int16,), "islands": (np.int8, np.int16)}
+    ms = {name: profile(compile_model(stereo(tmp_path / f"{name}.onnx", dtypes), j6m)) for name, dtypes in kinds.items()}
+    assert ms["int8"]["latency_ms"] < ms["int16"]["latency_ms"] < ms["islands"]["latency_ms"]
+    assert "VPU" in ms["islands"]["by_unit"] and "VPU" not in ms["int16"]["by_unit"]
+    assert ms["islands"]["suggestions"][0]["change"].startswith("int16 islands")
+
+
 def test_operator_table_of_the_docs_is_current(project_root: Path):
     assert operator_table([load_chip(name) for name in known_chips()]) in (project_root / "docs" / "j6-model.md").read_text()
 

@@ -36,7 +36,7 @@ def test_all_int16_by_query_equals_a_new_compilation(island: Path, j6m):
 def test_an_island_pays_for_requantization(island: Path, j6m):
     """Widening one operand of the maximum alone costs a conversion that widening both does not."""
     search = DtypeSearch(island, j6m)
-    conversion = 64 * 32 * 32 * 2 * 1e3 / (j6m.number("element_gbytes_per_tops") * 1e9 * 128)
+    conversion = 64 * 32 * 32 * 1e3 / (j6m.number("requantize_gelements_per_s") * 1e9)
     both = search.extra_ms({"a": "int16", "b": "int16"})
     alone = search.extra_ms({"b": "int16"})
     assert search.extra_ms({}) == 0.0
