@@ -1,6 +1,7 @@
 """Raster-to-vector against its peers, on masks rendered from known vector maps: topology, end points, time.
 
     python benchmarks/vectorize.py [--shared FOLDER] [--images N] [--seed N] [--json]
+    python benchmarks/vectorize.py --huge
 
 Peers in the same run: scikit-image's skeletonize with sknw (both only needed here: pip install scikit-image sknw), and cv2.findContours with
 approxPolyDP. Line masks: synthetic road networks of thin and wide lines, painted dividers of real nuScenes and Argoverse 2 maps; clean, with
@@ -14,6 +15,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -25,6 +29,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import cv2
 import numpy as np
 import shapely
+from PIL import Image
 from shapely.affinity import affine_transform
 
 from pipeline.config import VectorizeConfig
@@ -54,9 +59,13 @@ def main() -> None:
     parser.add_argument("--shared", type=Path, default=Path(__file__).resolve().parents[2] / "shared")
     parser.add_argument("--images", type=int, default=100, help="images of each source")
     parser.add_argument("--seed", type=int, default=20261, help="of the drawings and the damage")
+    parser.add_argument("--huge", action="store_true", help="only a file of 20,000 x 20,000 px: time and peak memory of the command")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     cv2.setNumThreads(1)
+    if options.huge:
+        print(huge_report())
+        return
     lines, areas = line_report(options.shared, options.images, options.seed), area_report(options.shared, options.images)
     report = {"lines": lines, "areas": areas, "time_ms": time_report()}
     print(json.dumps(report, indent=2) if options.json else as_text(report))
@@ -388,6 +397,33 @@ def street_grid(side: int) -> np.ndarray:
             cv2.line(mask, first, last, 1, 5)
         cv2.circle(mask, (offset + 20 + 3 * (number % 5), side // 2), 12, 0, -1)
     return mask
+
+
+# Peak memory is VmHWM: ru_maxrss would start at the size of the process that started this one.
+HUGE = """
+import re, time
+from pathlib import Path
+from pipeline.maps.vectorize.command import vectorize_files
+start = time.process_time()
+done = vectorize_files([Path({mask!r})], 0.1, Path({out!r}))
+peak_mb = int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) / 1024
+print(f"{{done.masks[0].lines}} lines, {{time.process_time() - start:.1f}} CPU s, peak {{peak_mb:.0f}} MB")
+"""
+
+
+def huge_report(side: int = 20_000) -> str:
+    """A grid of 20 by 20 streets, 5 px wide, in a one-bit PNG of `side` px square: read, traced and written by a process of its own.
+
+    Its answer is known: 400 crossings and 840 lines between them and the border.
+    """
+    mask = np.zeros((side, side), np.uint8)
+    for offset in range(500, side, 1000):
+        cv2.line(mask, (offset, 0), (offset + 300, side), 1, 5)
+        cv2.line(mask, (0, offset), (side, offset - 200), 1, 5)
+    with tempfile.TemporaryDirectory() as folder:
+        paths = {"mask": f"{folder}/huge.png", "out": f"{folder}/huge.geojson"}
+        Image.fromarray(mask.astype(bool)).save(paths["mask"], compress_level=1)
+        return subprocess.run([sys.executable, "-c", HUGE.format(**paths)], capture_output=True, text=True, check=True).stdout.strip()
 
 
 def skeletonized(mask: np.ndarray) -> np.ndarray:

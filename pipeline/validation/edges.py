@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -73,11 +74,11 @@ def measure(context: Context) -> pa.Table:
     )
 
 
-def _chosen(context: Context, lidar: dict[str, LidarFrame]) -> Iterator[tuple[str, dict[str, int | str]]]:
+def _chosen(context: Context, lidar: dict[str, LidarFrame]) -> Iterator[tuple[str, dict[str, Any]]]:
     """At most `edge_samples` samples of each vehicle, evenly spread over those with a lidar file: vehicle and row of the index."""
     columns = ["token", "first_frame", "frames"]
     rows = context.index.samples.select(columns).to_pylist()
-    by_vehicle: dict[str, list[dict[str, int | str]]] = {}
+    by_vehicle: dict[str, list[dict[str, Any]]] = {}
     for vehicle, row in zip(vehicle_of_sample(context), rows, strict=True):
         if row["token"] in lidar:
             by_vehicle.setdefault(str(vehicle), []).append(row)
