@@ -80,7 +80,7 @@ def _augment_lines(lines: MapLines, rotation: Floats, x_range_m: Range, y_range_
         points += pieces
         classes += [class_id] * len(pieces)
         closed += [bool(is_closed) and whole] * len(pieces)
-    return MapLines(points, np.array(classes, dtype=np.int64), np.array(closed, dtype=bool))
+    return MapLines(points, np.array(classes, dtype=np.int64), np.array(closed, dtype=bool), lines.labelled)
 
 
 def clip_polyline(line_m: Floats, x_range_m: Range, y_range_m: Range) -> list[Floats]:

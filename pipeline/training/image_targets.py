@@ -30,7 +30,7 @@ class ImageTargets:
     depth_bin: (6, Hd, Wd) depth in (fractional) bins of the lidar point nearest to the cell's centre, -1 without one.
     surface: (6, Hd, Wd) Occ3D class of that point, UNSEEN where unknown.
     heat: (6, 10, Hd, Wd) bells at the box centres, in [0, 1]; half precision, because these targets are kept.
-    lines: (6, 3, Hf, Wf) map elements, one cell wide, 0 or 1; bytes.
+    lines: (6, 3, Hf, Wf) map elements, one cell wide, 0 or 1, UNSEEN for a class that the map does not know; bytes.
     """
 
     depth_bin: Tensor | None
@@ -121,6 +121,7 @@ def image_lines(lines: MapLines, ego2img: Floats, config: ModelConfig) -> NDArra
     """(6, 3, Hf, Wf): map elements on the ground as the cameras see them; pieces behind a camera are left out."""
     rows, columns = feature_shape(config, config.view.feature_stride)
     canvas = np.zeros((len(ego2img), len(MAP_CLASSES), rows, columns), dtype=np.uint8)
+    canvas[:, ~lines.labelled] = UNSEEN
     for line_m, class_id in zip(lines.points_m, lines.class_id, strict=True):
         ground = resample(line_m, max(2, round(float(np.linalg.norm(np.diff(line_m, axis=0), axis=1).sum()))))  # a point a metre
         for camera, projection in enumerate(ego2img):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import numpy as np
@@ -19,7 +19,7 @@ from pipeline.dataset.occupancy import ORIGIN_M, SHAPE, VOXEL_M, load_labels
 from pipeline.dataset.records import Boxes, SampleRecord
 from pipeline.errors import DataError
 from pipeline.maps.store import MapStore
-from pipeline.taxonomy import OCCUPANCY_FREE
+from pipeline.taxonomy import MAP_CLASSES, OCCUPANCY_FREE
 
 Floats = NDArray[np.float32]
 Held = TypeVar("Held")
@@ -46,11 +46,15 @@ class BoxLabels:
 
 @dataclass(frozen=True)
 class MapLines:
-    """L map elements: `points_m` [(P_i, 2)], `class_id` (L,), `closed` (L,)."""
+    """L map elements: `points_m` [(P_i, 2)], `class_id` (L,), `closed` (L,).
+
+    `labelled` (3,): the classes that the map knows. Of others (dividers, where there is only a raster of the drivable area) having none says nothing.
+    """
 
     points_m: list[Floats]
     class_id: NDArray[np.int64]
     closed: NDArray[np.bool_]
+    labelled: NDArray[np.bool_] = field(default_factory=lambda: np.ones(len(MAP_CLASSES), dtype=bool))
 
 
 @dataclass(frozen=True)
@@ -93,7 +97,8 @@ class LabelStore:
         label = self.maps.get(record.token) if self.maps is not None else None
         if label is None:
             return None
-        return MapLines([line.astype(np.float32) for line in label.polylines], label.polyline_class.astype(np.int64), label.closed.astype(bool))
+        lines_m = [line.astype(np.float32) for line in label.polylines]
+        return MapLines(lines_m, label.polyline_class.astype(np.int64), label.closed.astype(bool), label.labelled)
 
     def _occupancy(self, record: SampleRecord) -> NDArray[np.uint8] | None:
         labels = load_labels(self.index.dataroot, record)

@@ -19,6 +19,7 @@ from pipeline.training.targets import FREE_THINNING, LINE_POINTS, UNSEEN, Target
 BOX_WEIGHTS = (1.0, 1.0, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.1, 0.1, 0.0)
 ANCHORS_PER_BOX, BOX_RADIUS_M = 4, 4.0
 ANCHORS_PER_LINE, LINE_RADIUS_M = 4, 5.0
+CERTAIN_NO = -20.0
 
 
 def focal_loss(logits: Tensor, target: Tensor, alpha: float = 0.25, gamma: float = 2.0) -> Tensor:
@@ -28,6 +29,11 @@ def focal_loss(logits: Tensor, target: Tensor, alpha: float = 0.25, gamma: float
     miss = torch.where(target > 0.5, 1 - probability, probability)
     weight = torch.where(target > 0.5, alpha, 1 - alpha)
     return (weight * miss**gamma * cross_entropy).sum()
+
+
+def no_answer(logits: Tensor, known: Tensor) -> Tensor:
+    """Logits where `known` (broadcast to them), elsewhere those of a certain no: with the truth 0 they cost nothing and teach nothing."""
+    return torch.where(known, logits, CERTAIN_NO)
 
 
 def heat_loss(logits: Tensor, heat: Tensor) -> Tensor:
@@ -104,7 +110,8 @@ class MapLoss:
 
     def layer_loss(self, logits: Tensor, state: Tensor, reference: Tensor, target: Targets, one: bool) -> Tensor:
         """One layer of one sample: logits (Q, 3), state (Q, 20), reference control points (Q, 6, 3)."""
-        assert target.lines is not None and target.line_class is not None and target.line_closed is not None
+        assert target.lines is not None and target.line_class is not None and target.line_closed is not None and target.line_labelled is not None
+        logits = no_answer(logits, target.line_labelled)
         control = state[:, :-2].reshape(-1, bspline.CONTROL_POINTS, 3)
         curve = self.basis @ control  # (Q, LINE_POINTS, 3)
         truth = torch.zeros_like(logits)
@@ -238,7 +245,9 @@ def field_loss(field: Tensor, truth: Tensor) -> Tensor:
 
 
 def drawn_loss(logits: Tensor, truth: Tensor) -> Tensor:
-    """Cross-entropy plus soft Dice of drawn map elements, both (B, 3, rows, columns)."""
+    """Cross-entropy plus soft Dice of drawn map elements, both (B, 3, rows, columns); classes that are UNSEEN in a sample do not count."""
+    known = truth != UNSEEN
+    logits, truth = no_answer(logits, known), truth * known
     cross_entropy = functional.binary_cross_entropy_with_logits(logits, truth, pos_weight=logits.new_tensor(4.0))
     probability = logits.sigmoid()
     axes = (0, 2, 3)

@@ -28,9 +28,7 @@ class Muon(torch.optim.Optimizer):
     The ranks share the work: each makes the updates of its own matrices orthogonal, then they exchange them.
     """
 
-    def __init__(
-        self, parameters: Iterable[nn.Parameter], lr: float, momentum: float = 0.9, weight_decay: float = 0.0, ranks: Ranks = ALONE
-    ) -> None:
+    def __init__(self, parameters: Iterable[nn.Parameter], lr: float, momentum: float = 0.9, weight_decay: float = 0.0, ranks: Ranks = ALONE) -> None:
         super().__init__(parameters, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
         self._ranks = ranks
 

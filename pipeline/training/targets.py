@@ -44,7 +44,7 @@ class BevTargets:
     occupancy: (V,) classes in the order of the head, UNSEEN where no camera looks.
     heat: (10, Y, X) bells at the box centres, in [0, 1].
     boxes: (8, Y, X) way to the nearest box in POSITION_STEP_M and its shape relative to an anchor's, NaN farther than FIELD_REACH_M from any box.
-    lines: (3, Y, X) map elements drawn one cell wide, 0 or 1.
+    lines: (3, Y, X) map elements drawn one cell wide, 0 or 1, UNSEEN for a class that the map does not know.
     pull: (3, 2, Y, X) way to the nearest point of an element of each class, m, NaN farther than FIELD_REACH_M.
     """
 
@@ -61,7 +61,7 @@ class Targets:
 
     boxes: (M, 11) box states with NaN velocities where unknown, and box_class (M,).
     lines: (L, V, LINE_POINTS, 2) the same element in its V equivalent point orders, metres (the order does not matter, so the loss takes the
-    nearest); line_class (L,), line_closed (L,).
+    nearest); line_class (L,), line_closed (L,), line_labelled (3,) the classes that the map knows.
     """
 
     boxes: Tensor
@@ -69,6 +69,7 @@ class Targets:
     lines: Tensor | None
     line_class: Tensor | None
     line_closed: Tensor | None
+    line_labelled: Tensor | None
     bev: BevTargets | None
     image: ImageTargets | None
 
@@ -89,6 +90,7 @@ def make_targets(
         lines=None if lines is None or image_only else torch.from_numpy(line_orders(lines)),
         line_class=None if lines is None else torch.from_numpy(lines.class_id),
         line_closed=None if lines is None else torch.from_numpy(lines.closed),
+        line_labelled=None if lines is None else torch.from_numpy(lines.labelled),
         bev=None if image_only else make_bev_targets(labels, augmentation, config, random),
         image=image,
     )
@@ -216,6 +218,7 @@ def bev_lines(lines: MapLines, config: ModelConfig) -> Floats:
     """(3, Y, X): map elements drawn one cell wide."""
     rows, columns = config.view.cells
     canvas = np.zeros((len(MAP_CLASSES), rows, columns), dtype=np.uint8)
+    canvas[~lines.labelled] = UNSEEN
     for line, class_id in zip(lines.points_m, lines.class_id, strict=True):
         # Fixed-point coordinates with 4 fractional bits.
         pixels = np.round(_bev_pixels(line, config) * 16).astype(np.int32)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from pipeline.training.losses import (
     cell_loss,
     chamfer,
     depth_loss,
+    drawn_loss,
     focal_loss,
     heat_loss,
     order_distance,
@@ -28,7 +30,7 @@ from tests.models.tiny import tiny_config
 
 def empty_targets(**fields: object) -> Targets:
     values = {"boxes": torch.zeros(0, 11), "box_class": torch.zeros(0, dtype=torch.long)}
-    absent = dict.fromkeys(("lines", "line_class", "line_closed", "bev", "image"))
+    absent = dict.fromkeys(("lines", "line_class", "line_closed", "line_labelled", "bev", "image"))
     return Targets(**{**absent, **values, **fields})
 
 
@@ -80,8 +82,30 @@ def test_unknown_velocity_costs_nothing() -> None:
 def map_targets(lines_m: list[np.ndarray], closed: list[bool]) -> Targets:
     labels = MapLines(lines_m, np.zeros(len(lines_m), dtype=np.int64), np.array(closed))
     return empty_targets(
-        lines=torch.from_numpy(line_orders(labels)), line_class=torch.from_numpy(labels.class_id), line_closed=torch.from_numpy(labels.closed)
+        lines=torch.from_numpy(line_orders(labels)),
+        line_class=torch.from_numpy(labels.class_id),
+        line_closed=torch.from_numpy(labels.closed),
+        line_labelled=torch.from_numpy(labels.labelled),
     )
+
+
+def test_a_class_that_the_map_does_not_know_is_not_taught_to_be_absent() -> None:
+    config = tiny_config()
+    control = torch.stack([torch.linspace(-10, 10, 6), torch.full((6,), 1.0), torch.zeros(6)], dim=-1)[None]
+    state, logits = torch.cat([control.flatten(1), torch.zeros(1, 2)], dim=1), torch.zeros(1, 3, requires_grad=True)
+    target = replace(map_targets([np.float32([[-10, 0], [10, 0]])], [False]), line_labelled=torch.tensor([True, False, True]))
+    MapLoss(config, False).layer_loss(logits, state, control, target, False).backward()
+    assert logits.grad is not None
+    assert (logits.grad != 0).tolist() == [[True, False, True]]
+
+
+def test_drawn_elements_of_an_unknown_class_do_not_count() -> None:
+    logits = torch.zeros(1, 3, 2, 2, requires_grad=True)
+    truth = torch.zeros(1, 3, 2, 2)
+    truth[:, 0, 0], truth[:, 1] = 1.0, UNSEEN
+    drawn_loss(logits, truth).backward()
+    assert logits.grad is not None
+    assert [bool((logits.grad[:, number] != 0).all()) for number in range(3)] == [True, False, True]
 
 
 @pytest.mark.parametrize("one", [False, True])
