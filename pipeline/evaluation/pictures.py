@@ -9,7 +9,6 @@ from pathlib import Path
 import cv2
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from numpy.typing import NDArray
@@ -21,7 +20,7 @@ from pipeline.dataset.occupancy import load_labels
 from pipeline.dataset.records import SampleRecord
 from pipeline.evaluation.chamfer import Points
 from pipeline.evaluation.occupancy import CLASSES, OCC3D, on_label_grid
-from pipeline.io import atomic_path
+from pipeline.figures import new_figure, save_figure
 from pipeline.maps.store import MapStore
 from pipeline.models.prediction import Prediction
 from pipeline.taxonomy import DETECTION_CLASSES, MAP_CLASSES, OCCUPANCY_CLASSES, OCCUPANCY_FREE
@@ -49,8 +48,7 @@ _OCCUPANCY_COLORS = {
 
 def write_pictures(path: Path, examples: Sequence[tuple[SampleRecord, Prediction]], index: Index, maps: MapStore) -> None:
     """Write one PNG with a row for each example. Equal inputs give equal bytes: no time stamp and no version is stored in it."""
-    figure = Figure(figsize=(15.5, 0.4 + 3.5 * max(1, len(examples))), dpi=100, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(15.5, 0.4 + 3.5 * max(1, len(examples)))
     if not examples:
         figure.text(0.5, 0.5, "no example was asked for (evaluate.pictures: 0)", ha="center")
     grid = figure.add_gridspec(max(1, len(examples)), 3, width_ratios=(2.67, 1, 1))
@@ -62,8 +60,7 @@ def write_pictures(path: Path, examples: Sequence[tuple[SampleRecord, Prediction
         _draw_bev(labels, label_scene(record, index, maps), "labels")
         _draw_bev(predicted, predicted_scene(prediction), f"prediction, score from {SHOWN_SCORE}")
     _legend(figure)
-    with atomic_path(path) as temporary:
-        figure.savefig(temporary, format="png", metadata={"Software": None})
+    save_figure(figure, path)
 
 
 @dataclass(frozen=True)

@@ -27,25 +27,30 @@ class Pick:
     before: tuple[str, ...]
 
 
-def training_batches(config: Config, index: Index, onnx_path: Path, contract_path: Path) -> Iterator[dict[str, NDArray]]:
-    """Network inputs of `calibration_batches` training samples, in scene and time order.
+def calibration_batches(config: Config, index: Index, onnx_path: Path, contract_path: Path) -> Iterator[dict[str, NDArray]]:
+    """`training_batches` of `calibration_batches` samples. Raises `DataError` also when there are too few of them."""
+    settings = config.quantization
+    check_count(min(len(index.tokens(SPLIT)), settings.calibration_batches), settings)
+    return training_batches(config, index, onnx_path, contract_path, settings.calibration_batches)
+
+
+def training_batches(config: Config, index: Index, onnx_path: Path, contract_path: Path, count: int) -> Iterator[dict[str, NDArray]]:
+    """Network inputs of at most `count` training samples, in scene and time order.
 
     The float model runs over up to `warmup_steps` earlier frames of the scene first, so that the temporal inputs hold what they hold on the
     road and not only empty slots.
 
     Raises:
-        DataError: too few training samples, or an unusable image.
+        DataError: an unusable image.
         ModelError: the model or its contract cannot be read.
     """
     from pipeline.models.predictor import onnx_predictor
 
     tokens = index.tokens(SPLIT)
-    settings = config.quantization
-    check_count(min(len(tokens), settings.calibration_batches), settings)
     scenes = {token: index.sample(token).scene_token for token in tokens}
     predictor = onnx_predictor(onnx_path, contract_path, config)
     predictor.tasks = ()  # only the temporal state is wanted: decoding boxes, lines and voxels takes longer than the network
-    yield from _inputs(predictor, index, spread(tokens, scenes, settings.calibration_batches, settings.warmup_steps))
+    yield from _inputs(predictor, index, spread(tokens, scenes, count, config.quantization.warmup_steps))
 
 
 def spread(tokens: Sequence[str], scenes: Mapping[str, str], count: int, warmup_steps: int) -> list[Pick]:

@@ -18,7 +18,7 @@ from pipeline.errors import DataError, ModelError, file_error
 from pipeline.io import atomic_path
 from pipeline.progress import track
 from pipeline.quantization.equalize import BATCHES, channel_shifts, equalized
-from pipeline.quantization.lint import BatchLinter, Finding, lint_statistics
+from pipeline.quantization.lint import BatchLinter, Finding, lint_model, lint_statistics
 from pipeline.quantization.model import FloatModel
 from pipeline.quantization.observers import TensorStatistics
 from pipeline.quantization.plan import observed_tensors
@@ -74,7 +74,8 @@ def calibrate(model: FloatModel, batches: Iterable[Batch], config: QuantizationC
         if count == config.calibration_batches:
             break
     check_count(count, config)
-    return Calibration(model.sha256, count, statistics, kept, (*linter.findings(), *lint_statistics(model, statistics)), shifts)
+    findings = (*lint_model(model), *linter.findings(), *lint_statistics(model, statistics))
+    return Calibration(model.sha256, count, statistics, kept, findings, shifts)
 
 
 def _equalization(

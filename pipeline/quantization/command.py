@@ -7,7 +7,7 @@ from pathlib import Path
 import yaml
 from pydantic import ValidationError
 
-from pipeline.config import QuantizationConfig
+from pipeline.config import QuantizationConfig, explain_problems
 from pipeline.errors import ConfigError
 from pipeline.j6.chip import load_chip
 from pipeline.quantization.calibrate import calibrate
@@ -36,7 +36,7 @@ def quantize_model(model: Path, calibration_dir: Path, chip: str, out: Path, con
         defaults = QuantizationConfig()
         config = defaults.model_copy(update={"calibration_batches": min(available, defaults.calibration_batches)})
     calibration = calibrate(network, batches, config)
-    result = quantize_network(network, calibration, config, profile)
+    result = quantize_network(network, calibration, config, profile, lambda: folder_batches(calibration_dir, network.inputs)[1])
     write_results(result, calibration, out, _files_beside(out))
     return result
 
@@ -68,5 +68,4 @@ def read_quantization(path: Path) -> QuantizationConfig:
     try:
         return QuantizationConfig.model_validate(section if section is not None else {})
     except ValidationError as error:
-        problems = [f"{path}: quantization.{'.'.join(map(str, item['loc']))} = {item['input']!r}: {item['msg']}" for item in error.errors()]
-        raise ConfigError("\n".join(problems)) from error
+        raise ConfigError(explain_problems(path, error, "quantization")) from error

@@ -1,4 +1,4 @@
-"""Figures of a quantization, PNG. Equal inputs give equal bytes: no time stamp and no version is stored in them."""
+"""Figures of a quantization, PNG."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.io import atomic_path
+from pipeline.figures import new_figure, save_figure
 from pipeline.quantization.compare import LayerError
 from pipeline.quantization.observers import BINS_PER_OCTAVE, EDGES, TensorStatistics
 from pipeline.quantization.plan import QuantPlan
@@ -20,7 +20,7 @@ BIN = BINS_PER_OCTAVE // 8  # histogram bins drawn as one bar: an eighth of an o
 
 def draw_front(path: Path, found: SearchResult | None) -> None:
     """Accuracy against simulated time: every step of the search, the front, the choice."""
-    figure = _figure((7.0, 4.5))
+    figure = new_figure(7.0, 4.5)
     axes = figure.add_subplot()
     if found is None:
         axes.text(0.5, 0.5, "no search: promotion.method is not search", ha="center", transform=axes.transAxes)
@@ -29,7 +29,7 @@ def draw_front(path: Path, found: SearchResult | None) -> None:
     axes.set_xlabel("simulated time of all blocks, ms")
     axes.set_ylabel("worst output against its target, dB")
     axes.set_title("int16 promotions: accuracy against simulated time")
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def _scatter(axes: Any, found: SearchResult) -> None:
@@ -46,7 +46,7 @@ def _scatter(axes: Any, found: SearchResult) -> None:
 def draw_distributions(path: Path, errors: Sequence[LayerError], plan: QuantPlan, statistics: Mapping[str, TensorStatistics]) -> None:
     """Magnitudes in calibration of the tensors that lose most by their own rounding, with the stored range: smallest step to threshold."""
     worst = sorted((row for row in errors if row.tensor in statistics), key=lambda row: (row.local_sqnr_db, row.tensor))[:WORST]
-    figure = _figure((13.0, 9.0))
+    figure = new_figure(13.0, 9.0)
     for index, row in enumerate(worst):
         axes = figure.add_subplot(4, 3, index + 1)
         counts = statistics[row.tensor].histogram.reshape(-1, BIN).sum(axis=1)
@@ -57,7 +57,7 @@ def draw_distributions(path: Path, errors: Sequence[LayerError], plan: QuantPlan
         axes.set_title(f"{row.module or row.tensor} {row.op}\n{row.dtype}, own SQNR {row.local_sqnr_db:.1f} dB", fontsize=7)
         axes.tick_params(labelsize=6)
     figure.suptitle("Magnitudes in calibration; green: one integer step, red: threshold", fontsize=10)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def _zoom(axes: Any, counts: np.ndarray) -> None:
@@ -68,17 +68,3 @@ def _zoom(axes: Any, counts: np.ndarray) -> None:
     axes.set_yscale("symlog")
     if filled.size:
         axes.set_xlim(edges[max(filled[0], filled[-1] - 8 * 20)], edges[filled[-1] + 1] * 2)
-
-
-def _figure(size: tuple[float, float]) -> Any:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=size, dpi=100, layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
-
-
-def _save(figure: Any, path: Path) -> None:
-    with atomic_path(path) as temporary:
-        figure.savefig(temporary, format="png", metadata={"Software": None})

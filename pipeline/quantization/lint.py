@@ -13,10 +13,11 @@ from onnx import TensorProto, helper
 from pipeline.errors import DataError
 from pipeline.quantization.model import FloatModel
 from pipeline.quantization.observers import TensorStatistics, percentile_threshold
-from pipeline.quantization.plan import QuantPlan
+from pipeline.quantization.plan import MATRIX_OPS, QuantPlan
 from pipeline.quantization.sessions import Batch
 
 LARGEST_NORMALISED_PIXEL = 16.0  # mean/std normalised images stay within about +-3; 0-255 ones reach 255
+LARGEST_IMAGE_MEAN, SMALLEST_IMAGE_DEVIATION, LARGEST_IMAGE_DEVIATION = 1.5, 0.15, 4.0  # standardised: mean 0, standard deviation 1 over a data set
 EXPLODING = 1e5  # int16 resolves 3 units there, int8 780
 OUTLIER_RATIO = 1e3  # largest magnitude against the one that 99.9 % stay below
 SMALL_OPERAND = 1 / 64  # an int8 operand with less than this share of the result's range moves it by at most two steps
@@ -42,6 +43,7 @@ class BatchLinter:
         self._model = model
         self._types = {value.name: helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type) for value in model.light.graph.input}
         self._seen: dict[str, int] = {}
+        self._images: dict[str, _ImageRange] = {}
         self._repeated = 0
         self._count = 0
 
@@ -55,6 +57,8 @@ class BatchLinter:
         inputs = {name: np.asarray(batch[name]) for name in self._model.inputs}
         for name, value in inputs.items():
             self._check_input(index, name, value)
+            if is_image(value):
+                self._images.setdefault(name, _ImageRange()).add(value)
         self._remember(inputs)
         return inputs
 
@@ -84,16 +88,60 @@ class BatchLinter:
 
     def findings(self) -> tuple[Finding, ...]:
         """What was seen over all batches."""
-        if not self._repeated:
-            return ()
-        text = f"{self._repeated} of {self._count} batches repeat an earlier one: they add no information"
-        return (Finding("(batches)", "", text),)
+        found = [Finding(name, "", text) for name, seen in self._images.items() if (text := seen.judge())]
+        if self._repeated:
+            found.append(Finding("(batches)", "", f"{self._repeated} of {self._count} batches repeat an earlier one: they add no information"))
+        return tuple(found)
+
+
+@dataclass
+class _ImageRange:
+    """Sums over the pixels of one image input."""
+
+    low: float = np.inf
+    high: float = -np.inf
+    count: int = 0
+    first: float = 0.0
+    second: float = 0.0
+
+    def add(self, value: NDArray) -> None:
+        self.low, self.high = min(self.low, float(value.min())), max(self.high, float(value.max()))
+        self.count += value.size
+        self.first += float(value.sum(dtype=np.float64))
+        self.second += float(np.square(value, dtype=np.float64).sum())
+
+    def judge(self) -> str:
+        """What is odd about the pixels of all batches; "" where nothing is."""
+        mean = self.first / self.count
+        deviation = float(np.sqrt(max(self.second / self.count - mean * mean, 0.0)))
+        measured = f"pixels from {self.low:.3g} to {self.high:.3g}, mean {mean:.2f}, standard deviation {deviation:.2f}"
+        if self.low >= 0.0 and self.high <= 1.0:
+            return f"{measured}: looks divided by 255 but not standardised; right only if the model was trained so"
+        if abs(mean) > LARGEST_IMAGE_MEAN or not SMALLEST_IMAGE_DEVIATION <= deviation <= LARGEST_IMAGE_DEVIATION:
+            return f"{measured}: standardised images have about 0 and 1; was another mean or standard deviation used in training?"
+        return ""
+
+
+def is_image(value: NDArray) -> bool:
+    """True for a float array with three channels, NCHW or NHWC."""
+    has_channels = value.ndim >= 3 and 3 in (value.shape[-3], value.shape[-1]) and min(value.shape[-2:]) >= 3
+    return bool(has_channels and value.size >= 3 * 64 and value.dtype.kind == "f")
 
 
 def is_unnormalised_image(value: NDArray) -> bool:
-    """True for a three-channel array (NCHW or NHWC) of non-negative values that go beyond what normalised pixels reach."""
-    is_image = value.ndim >= 3 and 3 in (value.shape[-3], value.shape[-1]) and min(value.shape[-2:]) >= 3 and value.size >= 3 * 64
-    return bool(is_image and value.dtype.kind == "f" and value.min() >= 0.0 and value.max() > LARGEST_NORMALISED_PIXEL)
+    """True for an image of non-negative values that go beyond what normalised pixels reach."""
+    return bool(is_image(value) and value.min() >= 0.0 and value.max() > LARGEST_NORMALISED_PIXEL)
+
+
+def lint_model(model: FloatModel) -> tuple[Finding, ...]:
+    """Weights that several operators share: they have one set of scales, while what the operators read may differ in range."""
+    findings = []
+    for name, value in model.constants.items():
+        readers = [node for node, position in model.consumers.get(name, []) if node.op_type in MATRIX_OPS and position == 1]
+        if value.ndim > 1 and len(readers) > 1:
+            calls = ", ".join(repr(node.name) for node in readers)
+            findings.append(Finding(name, model.module_of(readers[0].output[0]), f"weight shared by {calls}: repair and training leave it alone"))
+    return tuple(findings)
 
 
 def lint_statistics(model: FloatModel, statistics: Mapping[str, TensorStatistics]) -> tuple[Finding, ...]:

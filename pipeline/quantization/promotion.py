@@ -13,7 +13,7 @@ from pipeline.quantization.calibrate import Calibration
 from pipeline.quantization.compare import local_errors_db
 from pipeline.quantization.mixed import MixedModel
 from pipeline.quantization.model import FloatModel
-from pipeline.quantization.plan import QuantPlan, is_named, make_plan
+from pipeline.quantization.plan import QuantPlan, hint, is_named, make_plan
 from pipeline.quantization.search import J6Prices, SearchResult, Step, search
 from pipeline.quantization.sensitivity import Sensitivity, choose_promotions, measure, worst_by_own_error
 
@@ -88,8 +88,16 @@ def _search(
     names = [row.tensor for row in ranking]
     wide = promoted_plan(model, base, calibration, config, dict.fromkeys(names, WIDE))
     mixed = MixedModel(model, base, wide, names, calibration.analysis, config.threads)
-    targets = dict.fromkeys(mixed.outputs, config.promotion.target_sqnr_db)
-    return search(model, base, ranking, targets, prices, mixed.noise, config.promotion.max_extra_us)
+    return search(model, base, ranking, output_targets_db(model, config.promotion), prices, mixed.noise, config.promotion.max_extra_us)
+
+
+def output_targets_db(model: FloatModel, config: PromotionConfig) -> dict[str, float]:
+    """Float output -> signal to noise that it should reach, dB. Raises `ConfigError` for a target of an output that the model does not have."""
+    outputs = [name for name in model.outputs if name in model.float_tensors]
+    for name in config.output_targets_db:
+        if name not in outputs:
+            raise ConfigError(f"quantization.promotion.output_targets_db: {name!r} is no float output of {model.path}{hint(name, outputs)}")
+    return {name: config.output_targets_db.get(name, config.target_sqnr_db) for name in outputs}
 
 
 def _reasons(found: SearchResult) -> dict[str, str]:

@@ -18,7 +18,7 @@ from pipeline.quantization.figures import draw_distributions, draw_front
 from pipeline.quantization.model import FloatModel
 from pipeline.quantization.plan import QuantPlan, hint
 from pipeline.quantization.qdq import StoredBias, WeightChoice, stored_bias, weight_choice, weight_scales
-from pipeline.quantization.quantize import Quantized
+from pipeline.quantization.quantize import FORMS, Quantized
 from pipeline.quantization.search import SearchResult, Step
 from pipeline.quantization.sensitivity import Sensitivity
 
@@ -150,11 +150,22 @@ def sensitivity_report(result: Quantized) -> dict[str, Any]:
         "tensors": result.counts(),
         "outputs": {
             name: {
-                "sqnr_planned_db": db(result.noise_planned[name]),
-                "sqnr_repaired_db": db(result.noise_repaired[name]),
+                "sqnr_planned_db": db(result.forms["planned"][name]),
+                "sqnr_repaired_db": db(result.forms["repaired"][name]),
                 "sqnr_db": db(noise),
+                "target_db": result.targets_db[name],
             }
             for name, noise in result.noise.items()
+        },
+        "forms": [
+            {"form": form, "meaning": FORMS[form], "sqnr_db": {name: db(noise) for name, noise in result.forms[form].items()}}
+            for form in FORMS
+            if form in result.forms
+        ],
+        "first_lost": first_lost(result),
+        "training": {
+            "reason": result.training.reason, "used": result.training.used, "kept_without": dict(result.kept),
+            "epoch_sqnr_db": [round(level, 3) for level in result.training.log],
         },
         "promoted": [{"tensor": name, "reason": reason} for name, reason in promotion.reasons.items()],
         "simulated_us": {"blocks": round(promotion.base_us, 3), "promotions": round(promotion.extra_us, 3)},
@@ -162,6 +173,14 @@ def sensitivity_report(result: Quantized) -> dict[str, Any]:
         "ranking": [_ranking_row(row) for row in promotion.ranking],
         "modules": _by_module(promotion.ranking),
         "findings": [str(finding) for finding in result.findings],
+    }
+
+
+def first_lost(result: Quantized) -> dict[str, str | None]:
+    """Output -> first form below the output's target; None where no form is."""
+    return {
+        name: next((form for form in FORMS if form in result.forms and sqnr_db(1.0, result.forms[form][name]) < target), None)
+        for name, target in result.targets_db.items()
     }
 
 

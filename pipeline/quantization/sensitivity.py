@@ -79,6 +79,15 @@ def switchable(model: FloatModel, decisions: Sequence[TensorPlan]) -> ModelProto
     return proto
 
 
+def switchable_all(model: FloatModel, plan: QuantPlan) -> ModelProto:
+    """The float model with every activation of the plan rounded and no weight: its switches are all on."""
+    decisions = list(plan.roots().values())
+    proto = switchable(model, decisions)
+    del proto.graph.input[-1]
+    proto.graph.initializer.append(numpy_helper.from_array(np.ones(len(decisions), bool), FLAGS))
+    return proto
+
+
 def _switch(proto: ModelProto, model: FloatModel, decision: TensorPlan, flag: str) -> list[NodeProto]:
     """tensor -> Q -> DQ, and Where(flag, that, tensor); a graph output keeps its name at the end."""
     name = decision.tensor

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pipeline.config import Config
 from pipeline.dataset.index import Index
 from pipeline.paths import Paths
-from pipeline.quantization.batches import training_batches
+from pipeline.quantization.batches import calibration_batches
 from pipeline.quantization.calibrate import calibrate, save_calibration
 from pipeline.quantization.model import load_float_model
 from pipeline.stages.main import stage_main
@@ -39,7 +39,7 @@ def run(config: Config, paths: Paths) -> Result:
         ModelError: the exported model is missing or unusable.
     """
     model = load_float_model(paths.onnx)
-    batches = training_batches(config, Index.open(paths.index_dir), paths.onnx, paths.contract)
+    batches = calibration_batches(config, Index.open(paths.index_dir), paths.onnx, paths.contract)
     calibration = calibrate(model, batches, config.quantization)
     save_calibration(paths.calibration, calibration)
     for finding in calibration.findings:

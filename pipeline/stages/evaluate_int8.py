@@ -3,8 +3,8 @@
     python -m pipeline.stages.evaluate_int8
 
 Reads models/multitask_int8.onnx, models/multitask.onnx, models/contract.json, reports/eval_float.json, data/index, data/maps, images and occupancy
-labels. Writes reports/eval_int8.json with the retention table (INT8 / float) and the fidelity of road edges and, if evaluate.detections_json is set,
-reports/detections_int8.json.
+labels. Writes reports/eval_int8.json with the retention table (INT8 / float), the fidelity of road edges and the samples that lose most and, if
+evaluate.detections_json is set, reports/detections_int8.json.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ from dataclasses import dataclass
 from pipeline.config import Config
 from pipeline.dataset.index import Index
 from pipeline.evaluation.retention import retention
-from pipeline.evaluation.runner import HEADLINES, evaluate, headlines
+from pipeline.evaluation.runner import HEADLINES, evaluate, headlines, held_out_scenes
+from pipeline.evaluation.samples import SampleScorer
 from pipeline.io import read_json, write_json
 from pipeline.maps.store import MapStore
 from pipeline.models.predictor import onnx_predictor, onnx_session
 from pipeline.paths import Paths
 from pipeline.quantization.bev import EdgeProbe
+from pipeline.quantization.cases import SideBySide
 from pipeline.stages.main import stage_main
 
 
@@ -52,8 +54,11 @@ def run(config: Config, paths: Paths) -> Result:
     probe = EdgeProbe(predictor.session, onnx_session(paths.onnx, config.train.threads), predictor.config.occupancy.levels[0])
     if "occupancy" in predictor.tasks:
         predictor.session = probe
-    result = evaluate(predictor, index, maps, config.evaluate)
-    report = {**result.report, "retention": retention(result.report, reference), "bev": probe.report()}
+    tokens = [token for scene in held_out_scenes(index, config.evaluate.max_samples).values() for token in scene]
+    scorer = SampleScorer(index, maps, tokens, config.evaluate)
+    both = SideBySide(predictor, onnx_predictor(paths.onnx, paths.contract, config), scorer.scores)
+    result = evaluate(both, index, maps, config.evaluate)
+    report = {**result.report, "retention": retention(result.report, reference), "bev": probe.report(), "bad_cases": both.worst()}
     if config.evaluate.detections_json:
         write_json(paths.report("detections_int8.json"), result.submission())
     write_json(paths.report("eval_int8.json"), report)

@@ -1,6 +1,9 @@
-"""INT8 QDQ model, plan as applied, error of every layer, sensitivity, mixed-precision search.
+"""INT8 QDQ model, plan as applied, error of every layer, sensitivity, mixed-precision search, training where that is not enough.
 
-python -m pipeline.stages.quantize
+    python -m pipeline.stages.quantize
+
+Reads models/multitask.onnx, models/contract.json, models/calibration.npz and, to decide about training, reports/eval_float.json with the held-out
+samples; training reads training samples.
 """
 
 from __future__ import annotations
@@ -8,8 +11,11 @@ from __future__ import annotations
 import sys
 
 from pipeline.config import Config
+from pipeline.dataset.index import Index
 from pipeline.j6.chip import load_chip
 from pipeline.paths import Paths
+from pipeline.quantization.acceptance import share_kept
+from pipeline.quantization.batches import training_batches
 from pipeline.quantization.calibrate import load_calibration
 from pipeline.quantization.model import load_float_model
 from pipeline.quantization.quantize import Quantized, quantize_network
@@ -25,12 +31,24 @@ def run(config: Config, paths: Paths) -> Quantized:
     """
     model = load_float_model(paths.onnx)
     calibration = load_calibration(paths.calibration, model)
-    result = quantize_network(model, calibration, config.quantization, load_chip(config.j6.chip, config.j6.chip_overrides))
+    settings = config.quantization
+    chip = load_chip(config.j6.chip, config.j6.chip_overrides)
+    result = quantize_network(
+        model,
+        calibration,
+        settings,
+        chip,
+        training=lambda: training_batches(config, Index.open(paths.index_dir), paths.onnx, paths.contract, settings.qat.samples),
+        kept=lambda proto: share_kept(proto, config, paths),
+    )
     write_results(result, calibration, paths.int8_onnx, report_files(paths))
     for finding in result.findings:
         print(f"quantize: {finding}", file=sys.stderr)
     if result.promotion.search is not None:
         print(front_text(result.promotion.search), file=sys.stderr)
+    if result.training.reason:
+        verdict = "used" if result.training.used else "not used"
+        print(f"quantize: training because {result.training.reason}: {verdict}", file=sys.stderr)
     return result
 
 

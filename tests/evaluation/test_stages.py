@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import onnx
 import pytest
 import torch
 
@@ -12,12 +13,14 @@ from pipeline.dataset.build import build_index
 from pipeline.dataset.index import Index, write_index
 from pipeline.dataset.tables import read_tables
 from pipeline.errors import ModelError
+from pipeline.evaluation.runner import HEADLINES
 from pipeline.io import read_json
 from pipeline.maps.build import MapSources, build_map_labels
 from pipeline.models.export import export
 from pipeline.models.multitask import MultitaskModel
 from pipeline.models.weights import empty_anchors, load_model, save_model
 from pipeline.paths import Paths
+from pipeline.quantization.acceptance import share_kept
 from pipeline.stages import evaluate, evaluate_int8
 
 Project = tuple[Config, Paths]
@@ -57,7 +60,9 @@ def test_float_then_int8(project: Project) -> None:
     assert int8["detection"]["mAP"] == pytest.approx(report["detection"]["mAP"], abs=1e-3)
     assert int8["map"]["AP"] == pytest.approx(report["map"]["AP"], abs=1e-3)
     assert set(int8["retention"]) == {"detection", "map"}
+    assert share_kept(onnx.load(paths.int8_onnx), config, paths) == {head: int8["retention"][head][HEADLINES[head]] for head in int8["retention"]}
     assert set(int8["retention"]["detection"]["per_size"]) == {"small", "medium", "large"}
+    assert int8["bad_cases"] == {"detection": [], "map": []}  # both models are the same file: nothing is lost
     assert int8["bev"]["samples"] == 1 and int8["bev"]["road_edge_psnr_db"] in (None, 200.0)  # both sessions run the same file
     assert list(read_json(paths.report("detections_int8.json"))["results"]) == list(read_json(paths.report("detections_float.json"))["results"])
 

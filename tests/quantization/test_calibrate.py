@@ -7,14 +7,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from pipeline.config import QuantizationConfig
 from pipeline.errors import DataError, ModelError
 from pipeline.quantization.calibrate import Calibration, calibrate, load_calibration, save_calibration
-from pipeline.quantization.lint import lint_statistics
-from pipeline.quantization.model import FloatModel
+from pipeline.quantization.lint import lint_model, lint_statistics
+from pipeline.quantization.model import FloatModel, load_float_model
 from pipeline.quantization.observers import TensorStatistics
-from tests.quantization.networks import deformable_batches, image_batches
+from tests.quantization.networks import deformable_batches, export, image_batches
 
 Build = Callable[..., QuantizationConfig]
 
@@ -106,3 +107,29 @@ def test_dead_tensor_is_reported(conv_model: FloatModel) -> None:
     statistics.update(np.zeros(10, np.float32))
     (finding,) = lint_statistics(conv_model, {"/Relu_output_0": statistics})
     assert finding.message == "dead: zero in every batch"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda image: (image + 3.0).clip(0.0, 6.0) / 6.0, "looks divided by 255 but not standardised"),
+        (lambda image: image * 0.01, "was another mean or standard deviation used in training"),
+        (lambda image: image + 2.5, "was another mean or standard deviation used in training"),
+    ],
+)
+def test_oddly_normalised_images_are_reported(
+    conv_model: FloatModel, config: QuantizationConfig, change: Callable[[np.ndarray], np.ndarray], message: str
+) -> None:
+    batches = [{"images": change(batch["images"])} for batch in image_batches(8)]
+    assert any(finding.tensor == "images" and message in finding.message for finding in calibrate(conv_model, batches, config).findings)
+
+
+def test_standardised_images_are_not_reported(conv_calibration: Calibration) -> None:
+    assert not [finding for finding in conv_calibration.findings if finding.tensor == "images"]
+
+
+def test_shared_weights_are_reported(tmp_path: Path) -> None:
+    layer = torch.nn.Conv2d(3, 3, 3, padding=1)
+    path = export(torch.nn.Sequential(layer, torch.nn.ReLU(), layer), {"images": torch.zeros(1, 3, 16, 16)}, ["y"], tmp_path / "twice.onnx")
+    findings = lint_model(load_float_model(path))
+    assert len(findings) == 1 and "weight shared by" in findings[0].message

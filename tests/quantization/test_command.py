@@ -94,7 +94,7 @@ def test_stage(tmp_path: Path, conv_path: Path, conv_calibration: Calibration) -
     paths.onnx.parent.mkdir()
     paths.onnx.write_bytes(conv_path.read_bytes())
     save_calibration(paths.calibration, conv_calibration)
-    config = Config()
+    config = Config.model_validate({"quantization": {"qat": {"when": "never"}}})  # the task cannot judge a model that is not the product's
     stage.run(config, paths)
     first = {path: path.read_bytes() for path in (paths.int8_onnx, paths.report("layer_wise_error.csv"), paths.report("sensitivity.json"))}
     stage.run(config, paths)

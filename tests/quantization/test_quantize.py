@@ -9,15 +9,16 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from pipeline.config import QuantizationConfig
-from pipeline.errors import ModelError
+from pipeline.config import PromotionConfig, QatConfig, QuantizationConfig
+from pipeline.errors import ConfigError, ModelError
 from pipeline.j6.chip import ChipProfile
 from pipeline.quantization.calibrate import Calibration
 from pipeline.quantization.compare import to_csv
 from pipeline.quantization.model import FloatModel
 from pipeline.quantization.plan import make_plan
+from pipeline.quantization.promotion import output_targets_db
 from pipeline.quantization.qdq import readable_name, write_qdq
-from pipeline.quantization.quantize import Quantized, quantize_network
+from pipeline.quantization.quantize import Quantized, needs_training, quantize_network
 from pipeline.quantization.reports import sensitivity_report
 from pipeline.quantization.sensitivity import measure
 from pipeline.quantization.sessions import Runner
@@ -87,7 +88,7 @@ def test_promotions_are_int16_and_help(deformable_int8: Quantized) -> None:
     for name, reason in deformable_int8.promotion.reasons.items():
         assert deformable_int8.plan.tensors[name].dtype == "int16"
         assert reason in deformable_int8.plan.explain(name)
-    assert sum(deformable_int8.noise.values()) < sum(deformable_int8.noise_planned.values())
+    assert sum(deformable_int8.noise.values()) < sum(deformable_int8.forms["planned"].values())
 
 
 def test_promotion_can_be_switched_off(conv_model: FloatModel, conv_calibration: Calibration, with_config: Build, chip: ChipProfile) -> None:
@@ -136,3 +137,40 @@ def test_calibration_without_analysis_batches_is_refused(
     bare = Calibration(conv_calibration.model_sha256, 8, conv_calibration.statistics, [], ())
     with pytest.raises(ModelError, match="keeps no analysis batch"):
         quantize_network(conv_model, bare, config, chip)
+
+
+def test_training_starts_where_the_target_is_missed(conv_int8: Quantized) -> None:
+    proto, noise = conv_int8.proto, conv_int8.noise
+    asked: list[object] = []
+
+    def kept(model: object) -> dict[str, float | None]:
+        asked.append(model)
+        return {"detection": 0.97, "map": None}
+
+    auto, never = QatConfig(), QatConfig(when="never")
+    assert "logits reaches" in needs_training(noise, {"logits": 110.0}, proto, auto, kept)[0] and not asked  # no need to ask the task as well
+    reason, shares = needs_training(noise, {"logits": 1.0}, proto, auto, kept)
+    assert "detection keeps 97.00%" in reason and shares["detection"] == 0.97 and asked == [proto]
+    assert needs_training(noise, {"logits": 1.0}, proto, auto, lambda model: {"detection": 0.995})[0] == ""
+    assert needs_training(noise, {"logits": 1.0}, proto, auto, None) == ("", {})
+    assert needs_training(noise, {"logits": 110.0}, proto, never, kept) == ("", {})
+
+
+def test_target_of_an_unknown_output_is_an_error(conv_model: FloatModel) -> None:
+    with pytest.raises(ConfigError, match=r"'logit' is no float output.*did you mean 'logits'"):
+        output_targets_db(conv_model, PromotionConfig(output_targets_db={"logit": 40.0}))
+    assert output_targets_db(conv_model, PromotionConfig(output_targets_db={"logits": 40.0})) == {"logits": 40.0}
+
+
+def test_training_is_used_automatically_and_explained(
+    conv_model: FloatModel, conv_calibration: Calibration, with_config: Build, chip: ChipProfile
+) -> None:
+    qat = {"samples": 12, "epochs": 4, "learning_rate": 0.05}
+    config = with_config(observer="percentile", percentile=97.0, promotion={"method": "none", "target_sqnr_db": 60.0}, qat=qat)
+    result = quantize_network(conv_model, conv_calibration, config, chip, lambda: image_batches(12, seed=5))
+    assert result.training.used and len(result.training.log) == 4
+    assert sum(result.forms["trained"].values()) < sum(result.forms["promoted"].values())
+    report = sensitivity_report(result)
+    assert [row["form"] for row in report["forms"]] == ["activations", "planned", "repaired", "promoted", "trained"]
+    assert report["first_lost"] == {"logits": "activations"}  # the crude ranges are to blame, not the weights
+    assert report["training"]["used"] and "its target is 60 dB" in report["training"]["reason"]
