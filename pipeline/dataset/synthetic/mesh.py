@@ -123,10 +123,15 @@ def _ring_solid(rings: NDArray[np.floating]) -> NDArray[np.floating]:
 
 
 def box(low: Sequence[float], high: Sequence[float], colour: Colour, material: Material = Material.PLAIN, label: int = 0) -> Mesh:
-    """An axis-aligned box between two corners."""
-    (x0, y0, z0), (x1, y1, z1) = low, high
-    rings = np.array([[[x0, y0, z], [x1, y0, z], [x1, y1, z], [x0, y1, z]] for z in (z0, z1)])
-    return soup(_ring_solid(rings), colour, material, label)
+    """An axis-aligned box from its lowest to its highest corner."""
+    return soup(np.where(_unit_box(), high, low), colour, material, label)
+
+
+@lru_cache(maxsize=1)
+def _unit_box() -> NDArray[np.bool_]:
+    """Triangles (12,3,3), normals outwards, of the box from 0 to 1."""
+    rings = np.array([[[0.0, 0.0, z], [1.0, 0.0, z], [1.0, 1.0, z], [0.0, 1.0, z]] for z in (0.0, 1.0)])
+    return _ring_solid(rings) > 0.5
 
 
 def extruded(profile_xz: Sequence[Sequence[float]], y0: float, y1: float, colour: Colour) -> Mesh:

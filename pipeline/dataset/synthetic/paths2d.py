@@ -73,10 +73,14 @@ class ArcPath:
         """Pose (x, y, yaw) at the end."""
         return self._pieces[0][-1]
 
+    def _piece(self, s_m: float) -> int:
+        """Index of the piece at one arc length."""
+        return min(max(bisect_right(self._pieces[1], s_m) - 1, 0), len(self.lengths_m) - 1)
+
     def pose_at(self, s_m: float) -> Pose:
         """Pose (x, y, yaw) at one arc length."""
         poses, cumulated = self._pieces
-        piece = min(max(bisect_right(cumulated, s_m) - 1, 0), len(self.lengths_m) - 1)
+        piece = self._piece(s_m)
         return _step(poses[piece], s_m - cumulated[piece], self.curvatures[piece])
 
     def point_at(self, s_m: float, offset_m: float = 0.0) -> tuple[float, float]:
@@ -104,14 +108,13 @@ class ArcPath:
     def stations(self, start_m: float = 0.0, stop_m: float | None = None) -> Float:
         """Arc lengths from `start_m` to `stop_m` dense enough to draw the curve: every 1.5 m on arcs, every 25 m on lines."""
         stop = self.length_m if stop_m is None else stop_m
-        cuts = np.unique(np.clip(np.concatenate([[start_m, stop], self._knots[1]]), start_m, stop))
-        cuts = cuts[np.concatenate([[True], np.diff(cuts) > 1e-6])]
-        pieces = [np.array([cuts[0]])]
+        cuts = sorted({start_m, stop, *(s for s in self._pieces[1] if start_m < s < stop)})
+        cuts = cuts[:1] + [high for low, high in pairwise(cuts) if high - low > 1e-6]
+        stations = cuts[:1]
         for low, high in pairwise(cuts):
-            index = int(np.clip(np.searchsorted(self._knots[1], 0.5 * (low + high), side="right") - 1, 0, len(self.lengths_m) - 1))
-            step = _ARC_STEP_M if self.curvatures[index] else _LINE_STEP_M
-            pieces.append(np.linspace(low, high, int(np.ceil((high - low) / step)) + 1)[1:])
-        return np.concatenate(pieces)
+            count = math.ceil((high - low) / (_ARC_STEP_M if self.curvatures[self._piece(0.5 * (low + high))] else _LINE_STEP_M))
+            stations += [low + k * ((high - low) / count) for k in range(1, count)] + [high]
+        return np.array(stations)
 
     def polyline(self, start_m: float = 0.0, stop_m: float | None = None, offset_m: float = 0.0) -> Float:
         """Points (N,2) along the curve between two arc lengths, shifted to the left by `offset_m`."""

@@ -240,15 +240,17 @@ def _finish(sim: _Simulation, rows: Rows, token: Any) -> None:
     for row in rows["sample_annotation"]:
         del row["_seen"]
     chain(rows["sample"])
-    for calibration in rows["calibrated_sensor"]:
-        chain([row for row in rows["sample_data"] if row["calibrated_sensor_token"] == calibration["token"]])
+    for frames in _grouped(rows["sample_data"], "calibrated_sensor_token").values():
+        chain(frames)
+    tracks = _grouped(rows["sample_annotation"], "instance_token")
     for k, actor in enumerate(sim.world.actors):
-        track = [row for row in rows["sample_annotation"] if row["instance_token"] == token(f"instance/{k}")]
+        instance = token(f"instance/{k}")
+        track = tracks.get(instance)
         if track:
             chain(track)
             rows["instance"].append(
                 {
-                    "token": token(f"instance/{k}"),
+                    "token": instance,
                     "category_token": category_token(CATEGORY[actor.shape.name]),
                     "nbr_annotations": len(track),
                     "first_annotation_token": track[0]["token"],
@@ -267,3 +269,10 @@ def _finish(sim: _Simulation, rows: Rows, token: Any) -> None:
         }
     )
 
+
+def _grouped(rows: list[Row], field: str) -> dict[str, list[Row]]:
+    """Rows by the value of a field, each group in the order of `rows`."""
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(row[field], []).append(row)
+    return groups

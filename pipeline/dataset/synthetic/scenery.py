@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,9 +73,14 @@ def _rectangle(x: float, y: float, yaw: float, length: float, width: float, samp
     """Corners (4,2) of a rectangle and a grid of points (N,2) inside it."""
     rotation = np.array([[np.cos(yaw), np.sin(yaw)], [-np.sin(yaw), np.cos(yaw)]])
     corner = np.array([[-1, -1], [1, -1], [1, 1], [-1, 1]]) * 0.5 * np.array([length, width])
+    return corner @ rotation + [x, y], (_unit_grid(samples) * [length, width]) @ rotation + [x, y]
+
+
+@lru_cache(maxsize=4)
+def _unit_grid(samples: int) -> Float:
+    """Points (samples^2,2) of a regular grid that spans the unit square around the origin."""
     u = np.linspace(-0.5, 0.5, samples)
-    grid = np.stack(np.meshgrid(u * length, u * width), axis=-1).reshape(-1, 2)
-    return corner @ rotation + [x, y], grid @ rotation + [x, y]
+    return np.stack(np.meshgrid(u, u), axis=-1).reshape(-1, 2)
 
 
 def _row_of_buildings(road: Road, side: int, free: NDArray[np.uint8], urban: float, rng: np.random.Generator) -> Iterator[Mesh]:

@@ -102,14 +102,15 @@ class _Space:
         long, short = max(length, width), min(length, width)
         count = int(np.ceil(long / short))
         radius = 0.5 * float(np.hypot(short, long / count)) + margin_m
-        pose = motion.poses(self.times_s)
+        # What stands needs one pose; it is compared with the others at all times.
+        pose = motion.poses(self.times_s if motion.moves else self.times_s[:1])
         along = ahead_m + (np.arange(count) - 0.5 * (count - 1)) * long / count
         yaw = pose[:, 3] if length >= width else pose[:, 3] + 0.5 * np.pi
         discs = pose[:, None, :2] + along[None, :, None] * np.stack([np.cos(yaw), np.sin(yaw)], axis=1)[:, None, :]
         x, y = (discs[:, :, None, axis] - self.centres[:, None, :, axis] for axis in range(2))
         if (x * x + y * y < np.square(self.radii + radius)).any():
             return False
-        self.centres = np.concatenate([self.centres, discs], axis=1)
+        self.centres = np.concatenate([self.centres, np.broadcast_to(discs, (len(self.times_s), count, 2))], axis=1)
         self.radii = np.concatenate([self.radii, np.full(count, radius)])
         return True
 
