@@ -96,7 +96,7 @@ def quantize_network(
 
     Args:
         training: batches for quantization-aware training, read only when it is needed; None: never train.
-        kept: judges the model without training; None: only the target of the outputs counts.
+        kept: judges the model without training by its task; None: the target of the outputs does.
 
     Raises:
         ConfigError: a rule matches nothing, two rules disagree, or a scale is impossible.
@@ -131,16 +131,21 @@ def quantize_network(
 def needs_training(
     noise: Noise, targets_db: Mapping[str, float], proto: ModelProto, config: QatConfig, kept: Kept | None
 ) -> tuple[str, Mapping[str, float | None]]:
-    """(why the model without training is not good enough, or "", share that its heads keep where that had to be measured)."""
+    """(why the model without training is not good enough, or "", share that its heads keep where that was measured).
+
+    Where the task can be asked, its metrics alone decide; noise at the outputs is what there is to go by for other models.
+    """
     if config.when != "auto":
         return ("qat.when: always" if config.when == "always" else ""), {}
+    if kept is not None:
+        shares = kept(proto)
+        missed = [f"{head} keeps {share:.2%}" for head, share in shares.items() if share is not None and share < config.min_kept]
+        return (f"{', '.join(missed)}, qat.min_kept is {config.min_kept:.2%}" if missed else ""), shares
     margins = {name: sqnr_db(1.0, noise[name]) - target for name, target in targets_db.items()}
     worst = min(margins, key=lambda name: margins[name])
     if margins[worst] < 0.0:
         return f"output {worst} reaches {sqnr_db(1.0, noise[worst]):.1f} dB, its target is {targets_db[worst]:g} dB", {}
-    shares = kept(proto) if kept is not None else {}
-    missed = [f"{head} keeps {share:.2%}" for head, share in shares.items() if share is not None and share < config.min_kept]
-    return (f"{', '.join(missed)}, qat.min_kept is {config.min_kept:.2%}" if missed else ""), shares
+    return "", {}
 
 
 def _train(

@@ -139,7 +139,7 @@ def test_calibration_without_analysis_batches_is_refused(
         quantize_network(conv_model, bare, config, chip)
 
 
-def test_training_starts_where_the_target_is_missed(conv_int8: Quantized) -> None:
+def test_training_starts_where_a_head_loses_too_much_or_without_a_task_where_a_target_is_missed(conv_int8: Quantized) -> None:
     proto, noise = conv_int8.proto, conv_int8.noise
     asked: list[object] = []
 
@@ -148,10 +148,10 @@ def test_training_starts_where_the_target_is_missed(conv_int8: Quantized) -> Non
         return {"detection": 0.97, "map": None}
 
     auto, never = QatConfig(), QatConfig(when="never")
-    assert "logits reaches" in needs_training(noise, {"logits": 110.0}, proto, auto, kept)[0] and not asked  # no need to ask the task as well
+    assert "logits reaches" in needs_training(noise, {"logits": 110.0}, proto, auto, None)[0]
     reason, shares = needs_training(noise, {"logits": 1.0}, proto, auto, kept)
     assert "detection keeps 97.00%" in reason and shares["detection"] == 0.97 and asked == [proto]
-    assert needs_training(noise, {"logits": 1.0}, proto, auto, lambda model: {"detection": 0.995})[0] == ""
+    assert needs_training(noise, {"logits": 110.0}, proto, auto, lambda model: {"detection": 0.995})[0] == ""  # the task has the say
     assert needs_training(noise, {"logits": 1.0}, proto, auto, None) == ("", {})
     assert needs_training(noise, {"logits": 110.0}, proto, never, kept) == ("", {})
 
