@@ -426,7 +426,9 @@ class RepairConfig(Section):
 class QatConfig(Section):
     """Quantization-aware training, the repair that costs minutes (docs/quantization.md, "Training")."""
 
-    when: Literal["auto", "always", "never"] = Field("auto", description="auto: where a head of the model without it keeps less than min_kept; without a task, where an output misses its target")
+    when: Literal["auto", "always", "never"] = Field(
+        "auto", description="auto: where a head keeps less than min_kept without it; for a model without a task, where an output misses its target"
+    )
     min_kept: float = Field(0.99, gt=0.0, le=1.0, description="share of each head's float metric that makes training unnecessary")
     samples: PositiveInt = Field(32, description="training samples of an epoch; held in memory")
     epochs: PositiveInt = Field(2, description="passes over them")
