@@ -49,7 +49,8 @@ def one_blas_thread() -> None:
     threadpool_limits(1, user_api="blas")
 
 
-def _start_worker() -> None:
+def prepare_worker() -> None:
+    """What every process does that shares the cores with its peers: workers over scenes and ranks of a training."""
     keep_freed_memory()
     one_blas_thread()
 
@@ -91,7 +92,7 @@ def map_ordered(function: Callable[[Item], Result], items: Iterable[Item], worke
         yield from map(function, items)
         return
     # "spawn": forked children of a process that already started threads (torch, OpenCV) can dead-lock.
-    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"), initializer=_start_worker) as pool:
+    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"), initializer=prepare_worker) as pool:
         yield from pool.map(function, items)
 
 

@@ -31,7 +31,7 @@ class MixedModel:
         self._names = list(candidates)
         self._members = {name: [t for t, decision in plan.quantized().items() if decision.root == name] for name in candidates}
         self._settings = {name: (_setting(plan.tensors[name]), _setting(wide.tensors[name])) for name in candidates}
-        self.outputs = [name for name in model.outputs if name in model.float_tensors]
+        self.outputs = model.float_outputs
         self._batches = batches
         exact = Runner(model.proto, self.outputs, threads)
         self._reference = [exact.run(batch) for batch in batches]

@@ -94,6 +94,11 @@ class FloatModel:
         made = (name for node in self.light.graph.node for name in node.output)
         return tuple(name for name in (*self.inputs, *made) if name in self.float_tensors)
 
+    @property
+    def float_outputs(self) -> list[str]:
+        """Outputs that hold float values: those whose noise is measured."""
+        return [name for name in self.outputs if name in self.float_tensors]
+
     @cached_property
     def composites(self) -> tuple[tuple[str, ...], ...]:
         """Node names of every operator that the J6 compiler assembles from several nodes (GELU, SiLU, LayerNorm, Softmax)."""

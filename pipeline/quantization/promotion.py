@@ -93,7 +93,7 @@ def _search(
 
 def output_targets_db(model: FloatModel, config: PromotionConfig) -> dict[str, float]:
     """Float output -> signal to noise that it should reach, dB. Raises `ConfigError` for a target of an output that the model does not have."""
-    outputs = [name for name in model.outputs if name in model.float_tensors]
+    outputs = model.float_outputs
     for name in config.output_targets_db:
         if name not in outputs:
             raise ConfigError(f"quantization.promotion.output_targets_db: {name!r} is no float output of {model.path}{hint(name, outputs)}")

@@ -78,7 +78,7 @@ def train(
         graph = TorchGraph(model)
         graph.check(batches[0])
         student = _Student(model, plan, graph)
-        teacher = Runner(model.proto, [name for name in model.outputs if name in model.float_tensors], config.threads)
+        teacher = Runner(model.proto, model.float_outputs, config.threads)
         steps = config.qat.epochs * len(batches)
         optimizer = torch.optim.Adam(student.parameters(), lr=config.qat.learning_rate)
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5 * (1.0 + math.cos(math.pi * min(step / steps, 1.0))))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 from onnx import ModelProto
@@ -122,7 +122,7 @@ def quantize_network(
             trained_proto = write_qdq(model, trained)
             forms["trained"] = measure(trained_proto)
             if _level_db(forms["trained"]) > _level_db(forms["promoted"]):
-                plan, proto, done = trained, trained_proto, Training(done.reason, done.log, True)
+                plan, proto, done = trained, trained_proto, replace(done, used=True)
     errors = layer_errors(model, plan, proto, calibration.analysis, config.threads)
     findings = (*calibration.findings, *lint_plan(model, plan))
     return Quantized(model, proto, plan, errors, promotion, findings, targets, forms, done, shares)
@@ -173,7 +173,7 @@ class _Noise:
     """Noise of the float outputs of any form of one model, mean over the analysis batches; the float model runs once."""
 
     def __init__(self, model: FloatModel, calibration: Calibration, threads: int) -> None:
-        self._outputs = [name for name in model.outputs if name in model.float_tensors]
+        self._outputs = model.float_outputs
         self._batches, self._threads = calibration.analysis, threads
         exact = Runner(model.proto, self._outputs, threads)
         self._exact = [exact.run(batch) for batch in self._batches]

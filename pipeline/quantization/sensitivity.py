@@ -39,7 +39,7 @@ def measure(model: FloatModel, plan: QuantPlan, candidates: Sequence[str], batch
     if not candidates:
         return []
     decisions = [plan.tensors[name] for name in candidates]
-    outputs = [name for name in model.outputs if name in model.float_tensors]
+    outputs = model.float_outputs
     runner = Runner(switchable(model, decisions), outputs, threads)
     off = np.zeros(len(candidates), bool)
     reference = [runner.run({**batch, FLAGS: off}) for batch in batches]

@@ -61,7 +61,7 @@ class TorchGraph:
             for name in node.input:
                 if self._last_reader[name] == node.name and name not in self._model.outputs:
                     values.pop(name, None)
-        return {name: values[name] for name in self._model.outputs if name in self._model.float_tensors}
+        return {name: values[name] for name in self._model.float_outputs}
 
     def _operand(self, node: NodeProto, position: int, name: str, values: Mapping[str, Tensor], constant: ReadConstant) -> Tensor | None:
         if not name:

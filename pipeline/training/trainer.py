@@ -27,7 +27,7 @@ from pipeline.config import Config, TrainConfig
 from pipeline.dataset.images import ImageStore
 from pipeline.dataset.index import Index
 from pipeline.errors import ConfigError, ModelError
-from pipeline.execution import keep_freed_memory, one_blas_thread
+from pipeline.execution import prepare_worker
 from pipeline.io import write_json, write_text
 from pipeline.maps.store import MapStore
 from pipeline.models.anchors import build_anchors
@@ -81,8 +81,7 @@ def train(config: Config, paths: Paths) -> TrainResult:
 def _train_rank(ranks: Ranks, config: Config, paths: Paths) -> TrainResult:
     if config.train.batch_scenes % ranks.size:
         raise ConfigError(f"train.batch_scenes is {config.train.batch_scenes}: it must be a multiple of the number of processes, {ranks.size}")
-    keep_freed_memory()
-    one_blas_thread()
+    prepare_worker()
     torch.set_num_threads(config.train.threads)
     torch.manual_seed(config.train.seed)
     index = Index.open(paths.index_dir)
