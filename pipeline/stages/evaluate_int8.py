@@ -19,7 +19,7 @@ from pipeline.evaluation.runner import HEADLINES, evaluate, headlines, held_out_
 from pipeline.evaluation.samples import SampleScorer
 from pipeline.io import read_json, write_json
 from pipeline.maps.store import MapStore
-from pipeline.models.predictor import onnx_predictor, onnx_session
+from pipeline.models.predictor import onnx_predictor
 from pipeline.paths import Paths
 from pipeline.quantization.bev import EdgeProbe
 from pipeline.quantization.cases import SideBySide
@@ -50,13 +50,13 @@ def run(config: Config, paths: Paths) -> Result:
     """
     reference = read_json(paths.report("eval_float.json"))
     index, maps = Index.open(paths.index_dir), MapStore.open(paths.maps_dir)
-    predictor = onnx_predictor(paths.int8_onnx, paths.contract, config)
-    probe = EdgeProbe(predictor.session, onnx_session(paths.onnx, config.train.threads), predictor.config.occupancy.levels[0])
+    predictor, exact = (onnx_predictor(path, paths.contract, config) for path in (paths.int8_onnx, paths.onnx))
+    probe = EdgeProbe(predictor.session, exact.session, predictor.config.occupancy.levels[0])
     if "occupancy" in predictor.tasks:
         predictor.session = probe
     tokens = [token for scene in held_out_scenes(index, config.evaluate.max_samples).values() for token in scene]
     scorer = SampleScorer(index, maps, tokens, config.evaluate)
-    both = SideBySide(predictor, onnx_predictor(paths.onnx, paths.contract, config), scorer.scores)
+    both = SideBySide(predictor, exact, scorer.scores)
     result = evaluate(both, index, maps, config.evaluate)
     report = {**result.report, "retention": retention(result.report, reference), "bev": probe.report(), "bad_cases": both.worst()}
     if config.evaluate.detections_json:
