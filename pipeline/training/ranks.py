@@ -10,7 +10,7 @@ import multiprocessing
 import os
 import pickle
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from pipeline.errors import BevError, ModelError
+from pipeline.errors import BevError, ConfigError, ModelError
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -86,8 +86,10 @@ def run_ranks(function: Callable[Concatenate[Ranks, P], R], processes: int, *arg
 
     Raises:
         BevError: what a rank raised. Other ranks are stopped.
+        ConfigError: torchrun would restart ranks in a way that can hang.
     """
     if "TORCHELASTIC_RUN_ID" in os.environ:
+        _refuse_shared_store(os.environ)
         try:
             return _joined(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), "env://", function, *args, **kwargs)
         except RuntimeError as error:
@@ -121,6 +123,15 @@ def run_ranks(function: Callable[Concatenate[Ranks, P], R], processes: int, *arg
             for child in children:
                 child.terminate()
                 child.join()
+
+
+def _refuse_shared_store(environment: Mapping[str, str]) -> None:
+    """By default the ranks of every attempt meet in one store of torchrun's first agent (pytorch/pytorch#135712). It still holds the addresses of the
+    attempt before: a restarted rank that is quicker than rank 0 takes the dead one's and waits for it.
+    """
+    if environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and int(environment.get("TORCHELASTIC_MAX_RESTARTS", "0")) > 0:
+        advice = "set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 for torchrun on every node, or restarted ranks can wait forever"
+        raise ConfigError(f"torchrun --max-restarts: {advice}")
 
 
 def _wait_until_started(words: Sequence[Connection]) -> None:
