@@ -51,6 +51,12 @@ def gate_rows(paths: Paths) -> Rows:
     return [{field: rule.get(field) for field in fields} for rule in read_json(paths.report("gate.json")).get("rules", [])]
 
 
+def checklist_rows(paths: Paths) -> Rows:
+    """Each item of the release checklist with its verdict and what decided it."""
+    fields = ("item", "verdict", "reason")
+    return [{field: item[field] for field in fields} for item in read_json(paths.report("gate.json")).get("checklist", [])]
+
+
 def finding_rows(report: Mapping[str, Any]) -> Rows:
     """Validation rules that found something."""
     fields = ("name", "severity", "field", "failed", "checked", "examples")

@@ -25,7 +25,7 @@ from prefect.states import Completed
 from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 
 from flows.dvc_dag import StageOutcome, is_unfinished, is_up_to_date, read_dag, reproduce_all, reproduce_stage, stop_running
-from flows.pages import gate_rows, metric_rows, stage_reports, stage_table
+from flows.pages import checklist_rows, gate_rows, metric_rows, stage_reports, stage_table
 from flows.retries import RETRY, prefect_away
 from pipeline.champion import Champion, read_champion, registered_name
 from pipeline.config import load_config
@@ -164,6 +164,7 @@ def show_metrics(root: Path, stage: str) -> None:
         create_table_artifact(metric_rows(paths, reports, champion), key=key, description=f"{stage}: {against}")
     if stage == "gate":
         create_table_artifact(gate_rows(paths), key="gate", description="Rules of the release and their verdicts")
+        create_table_artifact(checklist_rows(paths), key="checklist", description="The release checklist: what decides each item")
 
 
 def _line(name: str, state: State[Any]) -> tuple[str, str, float | None]:

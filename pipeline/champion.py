@@ -17,7 +17,7 @@ from pipeline.errors import file_error
 from pipeline.io import read_json, write_json
 from pipeline.paths import Paths
 
-COMPARED_REPORTS = ("eval_float", "eval_int8", "profile", "validation")
+COMPARED_REPORTS = ("eval_float", "eval_int8", "robustness", "profile", "validation")
 
 
 @dataclass(frozen=True)

@@ -114,7 +114,9 @@ def gate(options: argparse.Namespace) -> Answer:
     if not isinstance(document, dict) or not isinstance(document.get("passed"), bool):
         raise DataError(f"{path}: field passed must be true or false")
     rules = document.get("rules", [])
-    lines = [f"{'pass' if rule['passed'] else rule['severity']:8s} {rule['name']}: {rule['value']} (limit {rule['limit']})" for rule in rules]
+    marks = {"failed": {"error": "FAILED", "warning": "warning"}}
+    lines = [f"{marks.get(rule['verdict'], {}).get(rule['severity'], rule['verdict']):9s} {rule['name']}: {rule['reason']}" for rule in rules]
+    lines += [f"{item['verdict']:9s} {item['item']}: {item['reason']}" for item in document.get("checklist", [])]
     return Answer(document, "\n".join([*lines, f"gate: {'passed' if document['passed'] else 'FAILED'}"]), int(not document["passed"]))
 
 

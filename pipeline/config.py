@@ -369,6 +369,13 @@ class EvaluateConfig(Section):
     detections_json: bool = Field(False, description="also write the boxes as nuScenes results files, reports/detections_float.json and _int8.json")
 
 
+# ------------------------------------------------------------------------------------------------------------- robustness
+class RobustnessConfig(Section):
+    """The INT8 model with a camera lost and in bad weather; pipeline/robustness says how these are made."""
+
+    samples: PositiveInt = Field(12, description="first samples of the held-out split; each of six cameras and three kinds of weather goes over them")
+
+
 # ----------------------------------------------------------------------------------------------------------- quantization
 QuantDtype = Literal["int8", "int16", "float32"]
 ObserverName = Literal["minmax", "percentile", "mse", "kl", "auto"]
@@ -503,10 +510,25 @@ class GateRule(Section):
     severity: Literal["error", "warning"] = Field("error", description="only errors fail the gate")
 
 
+class ChecklistItem(Section):
+    """An item of the release checklist: the rules that decide it, or why nothing here can."""
+
+    item: str = Field(min_length=1, description="what the reader sees")
+    rules: tuple[str, ...] = Field((), description="names of rules; the item has passed when all have")
+    undecided: str | None = Field(None, min_length=1, description="what it takes to decide an item without rules")
+
+    @model_validator(mode="after")
+    def _is_decided_or_says_why_not(self) -> ChecklistItem:
+        if bool(self.rules) == (self.undecided is not None):
+            raise ValueError(f"checklist item {self.item!r} must have either rules or undecided")
+        return self
+
+
 class GateConfig(Section):
     """Rules of the release; pipeline/gate.py says how they are judged."""
 
     rules: tuple[GateRule, ...] = Field((), description="in the order in which they are shown")
+    checklist: tuple[ChecklistItem, ...] = Field((), description="what a release has to show, in the order in which it is shown")
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> GateConfig:
@@ -514,6 +536,14 @@ class GateConfig(Section):
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ValueError(f"rule name {twice[0]!r} stands twice: every rule needs its own name")
+        return self
+
+    @model_validator(mode="after")
+    def _checklist_names_rules(self) -> GateConfig:
+        names = {rule.name for rule in self.rules}
+        for item in self.checklist:
+            if unknown := [name for name in item.rules if name not in names]:
+                raise ValueError(f"checklist item {item.item!r} names {unknown[0]!r}, which is no rule")
         return self
 
 
@@ -544,6 +574,7 @@ class Config(Section):
     model: ModelConfig = ModelConfig()
     train: TrainConfig = TrainConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
+    robustness: RobustnessConfig = RobustnessConfig()
     quantization: QuantizationConfig = QuantizationConfig()
     j6: J6Config = J6Config()
     gate: GateConfig = GateConfig()

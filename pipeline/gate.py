@@ -9,6 +9,9 @@ One part of the path may be `*`: then every entry is judged and the worst one is
 A rule whose metric cannot be had fails and says why: no report, no such field, not a number, a reference of 0. Skipped with the reason are rules on a
 head that params.yaml leaves out (`model.tasks`) or for which the held-out data has no labels, and rules against the champion while there is none or
 where it lacks the metric. The gate passes when no rule of severity `error` failed and at least one was judged; warnings are shown and do not count.
+
+The release checklist is the same verdicts once more, in the words of the people who release: each item names the rules that decide it, or what it
+would take to decide it.
 """
 
 from __future__ import annotations
@@ -20,12 +23,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pipeline.config import AGAINST_CHAMPION, GateRule
+from pipeline.config import AGAINST_CHAMPION, ChecklistItem, GateRule
 from pipeline.errors import DataError
 from pipeline.io import read_json
 from pipeline.taxonomy import TASKS
 
 _COMPARE = {">=": operator.ge, "<=": operator.le}
+HEAD_REPORTS = ("eval_float", "eval_int8", "robustness")  # say under `skipped` which heads were not evaluated, and why
 _RELATION = {(">=", True): "at least", (">=", False): "below", ("<=", True): "at most", ("<=", False): "above"}
 
 
@@ -102,7 +106,7 @@ class Reports:
             if isinstance(value, dict) and key in value:
                 value = value[key]
                 continue
-            if name.startswith("eval_"):
+            if name in HEAD_REPORTS:
                 self._raise_if_absent(name, keys)
             raise _Missing(f"{self._file(name)} has no field {'.'.join(keys[: depth + 1])}")
         return value
@@ -133,7 +137,13 @@ class Reports:
             raise _Missing(f"{head} was not evaluated: {skipped['reason']}")
 
 
-def judge(rules: Sequence[GateRule], reports_dir: Path, tasks: Sequence[str], champion: Numbers | None = None) -> dict[str, Any]:
+def judge(
+    rules: Sequence[GateRule],
+    reports_dir: Path,
+    tasks: Sequence[str],
+    champion: Numbers | None = None,
+    checklist: Sequence[ChecklistItem] = (),
+) -> dict[str, Any]:
     """Verdicts of all rules.
 
     Args:
@@ -141,9 +151,10 @@ def judge(rules: Sequence[GateRule], reports_dir: Path, tasks: Sequence[str], ch
         reports_dir: directory with the JSON reports.
         tasks: heads that the model is meant to have.
         champion: numbers of the champion's reports; None while there is no champion.
+        checklist: items of the release checklist; they name rules.
 
     Returns:
-        The content of reports/gate.json: `passed`, `reasons` (one line for each error that failed) and `rules`.
+        The content of reports/gate.json: `passed`, `reasons` (one line for each error that failed), `rules` and `checklist`.
     """
     reports = Reports(reports_dir, tasks)
     verdicts = [_judge_rule(rule, reports, champion) for rule in rules]
@@ -151,7 +162,17 @@ def judge(rules: Sequence[GateRule], reports_dir: Path, tasks: Sequence[str], ch
     reasons = [f"{verdict.name}: {verdict.reason}" for verdict in errors if verdict.verdict == "failed"]
     if all(verdict.verdict == "skipped" for verdict in errors):
         reasons.append("no rule of severity error could be judged")
-    return {"passed": not reasons, "reasons": reasons, "rules": [asdict(verdict) for verdict in verdicts]}
+    by_name = {verdict.name: verdict for verdict in verdicts}
+    items = [_judge_item(item, [by_name[name] for name in item.rules]) for item in checklist]
+    return {"passed": not reasons, "reasons": reasons, "rules": [asdict(verdict) for verdict in verdicts], "checklist": items}
+
+
+def _judge_item(item: ChecklistItem, verdicts: Sequence[Verdict]) -> dict[str, Any]:
+    """An item has failed when one of its rules has, whatever the severity, and has passed when all have."""
+    found = {verdict.verdict for verdict in verdicts}
+    outcome = "undecided" if item.undecided else next((name for name in ("failed", "skipped") if name in found), "passed")
+    reason = item.undecided or "; ".join(f"{verdict.name}: {verdict.reason}" for verdict in verdicts)
+    return {"item": item.item, "verdict": outcome, "rules": list(item.rules), "reason": reason}
 
 
 def _judge_rule(rule: GateRule, reports: Reports, champion: Numbers | None) -> Verdict:

@@ -55,10 +55,11 @@ def test_summary_and_gate_of_a_finished_project(built_copy: Path, capsys: pytest
 
 def test_gate_that_failed_is_status_1(built_copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     gate = built_copy / "reports/gate.json"
-    gate.write_text(gate.read_text().replace("true", "false"))
+    gate.write_text(gate.read_text().replace("true", "false").replace('"passed"', '"failed"').replace('"failed":', '"passed":'))
     status, out, _ = run(capsys, "gate", "--project", str(built_copy))
     assert status == 1
-    assert "error    latency: 8.75 (limit 33.0)" in out
+    assert "FAILED    latency: 8.75 against 33.0" in out
+    assert "undecided warm restart: needs the board" in out
     gate.write_text('{"passed": "yes"}')
     status, out, err = run(capsys, "gate", "--json", "--project", str(built_copy))
     assert (status, out) == (1, "")

@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from pipeline.champion import Champion, read_champion, reports_numbers, write_champion
-from pipeline.config import GateConfig, GateRule, load_config
+from pipeline.config import ChecklistItem, GateConfig, GateRule, load_config
 from pipeline.errors import DataError
 from pipeline.gate import judge
 from pipeline.paths import Paths
@@ -149,7 +149,11 @@ def test_the_shipped_rules_are_judged_on_reports_of_the_agreed_form(project_root
     checklist = {"coordinate_consistency_rms_m": 0.01, "sensor_timestamps_ms": 1.0, "channel_alignment_std": 0.3}
     contents = {
         "eval_float": {**heads, "times_prior": {"detection": 9.0, "map": 9.0, "occupancy": 3.5}},
-        "eval_int8": {**heads, "retention": retention},
+        "eval_int8": {**heads, "retention": retention, "bev": {"road_edge_psnr_db": 33.1}},
+        "robustness": {
+            "skipped": {}, "weather": {"fog": {"kept_least": 0.9}}, "camera_lost": {"CAM_FRONT": {"drop": {"occupancy": 0.01}}},
+            "temporal_state": {"detection": {"bytes": 410_112, "boxes_changed_by_replay": 0}},
+        },
         "validation": {"counts": {"error": 0, "warning": 3}, "checklist": checklist},
         "profile": {
             "latency_ms": 20.0, "ddr_gbps_at_design_fps": 1.2, "conditions": {"p50_ms": 20.0, "p99_ms": 21.0},
@@ -225,3 +229,40 @@ def test_champion_file_keeps_other_models_and_names_damage(tmp_path: Path) -> No
 def test_wildcard_is_one_whole_part(metric: str) -> None:
     with pytest.raises(ValidationError, match="metric"):
         rule(metric)
+
+
+def test_checklist_repeats_verdicts_and_says_what_nothing_decides(reports: Path) -> None:
+    rules = (rule("profile:latency_ms", "<=", 35.0), rule("eval_float:map.AP", limit=0.9, severity="warning"), rule("eval_float:occupancy.mIoU"))
+    items = [
+        ChecklistItem(item="fast", rules=["profile:latency_ms"]),
+        ChecklistItem(item="fast and accurate", rules=["profile:latency_ms", "eval_float:map.AP"]),
+        ChecklistItem(item="sees voxels", rules=["profile:latency_ms", "eval_float:occupancy.mIoU"]),
+        ChecklistItem(item="warm restart", undecided="needs the board"),
+    ]
+    verdict = judge(rules, reports, TASKS, None, items)
+    assert verdict["passed"]  # a warning fails its item and not the gate
+    assert {item["item"]: item["verdict"] for item in verdict["checklist"]} == {
+        "fast": "passed", "fast and accurate": "failed", "sees voxels": "skipped", "warm restart": "undecided",
+    }  # fmt: skip
+    assert verdict["checklist"][0]["reason"] == "profile:latency_ms: 28.4 is at most 35"
+    assert verdict["checklist"][3]["reason"] == "needs the board"
+
+
+@pytest.mark.parametrize(
+    ("item", "problem"),
+    [
+        ({"item": "a", "rules": ["unknown"]}, "names 'unknown', which is no rule"),
+        ({"item": "a"}, "either rules or undecided"),
+        ({"item": "a", "rules": ["fast"], "undecided": "needs the board"}, "either rules or undecided"),
+    ],
+)
+def test_checklist_item_without_a_basis_is_refused(item: dict, problem: str) -> None:
+    fast = {"name": "fast", "metric": "profile:latency_ms", "op": "<=", "limit": 1.0}
+    with pytest.raises(ValidationError, match=problem):
+        GateConfig.model_validate({"rules": [fast], "checklist": [item]})
+
+
+def test_the_shipped_checklist_has_its_twelve_items(project_root: Path) -> None:
+    checklist = load_config(project_root / "params.yaml").gate.checklist
+    assert len(checklist) == 12
+    assert [item.item for item in checklist if item.undecided] == ["difference between chips", "no memory leak in 72 h", "warm restart within 120 ms"]

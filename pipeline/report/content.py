@@ -56,6 +56,7 @@ class Content:
     topology: dict[str, Any] | None
     eval_float: dict[str, Any]
     eval_int8: dict[str, Any] | None
+    robustness: dict[str, Any] | None
     profile: dict[str, Any] | None
     training: dict[str, Any] | None
     curves: list[dict[str, str]]
@@ -81,6 +82,7 @@ def read_content(config: Config, paths: Paths) -> Content:
         topology=_optional_json(paths.report("topology.json")),
         eval_float=read_json(paths.report("eval_float.json")),
         eval_int8=_optional_json(paths.report("eval_int8.json")),
+        robustness=_optional_json(paths.report("robustness.json")),
         profile=profile,
         training=_optional_json(paths.float_dir / "metrics.json"),
         curves=_optional_csv(paths.float_dir / "curves.csv"),

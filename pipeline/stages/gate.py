@@ -33,7 +33,7 @@ class Result:
 def run(config: Config, paths: Paths) -> Result:
     """Judge all rules."""
     champion = read_champion(paths, registered_name(config, config.j6.chip))
-    verdict = judge(config.gate.rules, paths.reports, config.model.tasks, champion.reports if champion else None)
+    verdict = judge(config.gate.rules, paths.reports, config.model.tasks, champion.reports if champion else None, config.gate.checklist)
     write_json(paths.report("gate.json"), verdict)
     return Result(verdict["passed"], tuple(verdict["reasons"]))
 

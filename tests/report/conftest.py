@@ -68,6 +68,16 @@ def profile_report() -> dict[str, Any]:
     }  # fmt: skip
 
 
+def robustness_report() -> dict[str, Any]:
+    clear, lost = {"detection": 0.41, "map": 0.52, "occupancy": 0.31}, {"detection": 0.36, "map": 0.5, "occupancy": 0.28}
+    return {
+        "samples": 12, "scenes": 2, "skipped": {}, "clear": clear,
+        "camera_lost": {"CAM_FRONT": {**lost, "drop": {head: clear[head] - value for head, value in lost.items()}}},
+        "weather": {"fog": {**lost, "kept": {head: value / clear[head] for head, value in lost.items()}, "kept_least": 0.87}},
+        "temporal_state": {"detection": {"bytes": 410_112, "boxes": 300, "boxes_changed_by_replay": 0}},
+    }  # fmt: skip
+
+
 @pytest.fixture
 def release(tmp_path: Path, project_root: Path) -> tuple[Config, Paths]:
     """Parameters and a project tree of a release that passes its gate."""
@@ -77,6 +87,7 @@ def release(tmp_path: Path, project_root: Path) -> tuple[Config, Paths]:
     measured |= {"prior": prior, "times_prior": {"detection": 4.0, "map": 3.2, "occupancy": 5.0}}
     write_json(paths.report("eval_float.json"), measured)
     write_json(paths.report("eval_int8.json"), eval_report(0.2) | {"retention": {}})
+    write_json(paths.report("robustness.json"), robustness_report())
     write_json(paths.report("profile.json"), profile_report())
     rule = {"name": "camera_phase", "severity": "warning", "failed": 3, "checked": 400, "meaning": ""}
     samples = {"total": 400, "kept": 397, "dropped": {}}
@@ -97,5 +108,5 @@ def release(tmp_path: Path, project_root: Path) -> tuple[Config, Paths]:
             "splits": {"train": ["a", "b"], "val": ["c"]},
         },
     )  # fmt: skip
-    write_json(paths.report("gate.json"), judge(config.gate.rules, paths.reports, config.model.tasks))
+    write_json(paths.report("gate.json"), judge(config.gate.rules, paths.reports, config.model.tasks, None, config.gate.checklist))
     return config, paths
