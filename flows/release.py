@@ -63,7 +63,7 @@ def rollback_model(root: str | None = None, reason: str | None = None) -> dict[s
 def _show(change: AliasChange) -> dict[str, Any]:
     fields = change.as_dict()
     create_markdown_artifact(field_table(fields), key="release", description="Who became champion, and on what evidence")
-    get_run_logger().info(f"{change.model}: champion is version {change.version}, was {change.replaced}")
+    get_run_logger().info(f"{change.model}: champion is version {change.version}, {change.before}")
     return fields
 
 

@@ -214,7 +214,7 @@ def promote(options: argparse.Namespace) -> Answer:
 
     paths = _paths(options)
     change = registry.promote(paths, _config(paths, options.chip), options.version, options.force)
-    return Answer(change.as_dict(), f"{change.model}: champion is version {change.version}, was {change.replaced}")
+    return Answer(change.as_dict(), f"{change.model}: champion is version {change.version}, {change.before}")
 
 
 def rollback(options: argparse.Namespace) -> Answer:
@@ -223,7 +223,7 @@ def rollback(options: argparse.Namespace) -> Answer:
 
     paths = _paths(options)
     change = registry.rollback(paths, _config(paths, options.chip), options.reason)
-    return Answer(change.as_dict(), f"{change.model}: champion is version {change.version} again, was {change.replaced}")
+    return Answer(change.as_dict(), f"{change.model}: champion is version {change.version} again, {change.before}")
 
 
 def history(options: argparse.Namespace) -> Answer:
@@ -233,7 +233,7 @@ def history(options: argparse.Namespace) -> Answer:
     paths = _paths(options)
     changes = release_history(paths, _config(paths, options.chip))
     lines = [
-        f"{change.at}  {change.action} {change.replaced} -> {change.version} by {change.by}, gate {change.gate}"
+        f"{change.at}  {change.action}: version {change.version}, {change.before}; by {change.by}, gate {change.gate}"
         + (f", reason: {change.reason}" if change.reason else "") + "".join(f"\n    overruled: {line}" for line in change.overruled)
         + ("" if change.done or not change.number else "\n    NOT DONE: cut short; the next promote or rollback completes or forgets it")
         for change in changes

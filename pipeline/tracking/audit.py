@@ -34,6 +34,11 @@ class AliasChange:
     overruled: tuple[str, ...] = field(default=())
     done: bool = False
 
+    @property
+    def before(self) -> str:
+        """The champion until then, in words."""
+        return "the first" if self.replaced is None else f"was {self.replaced}"
+
     def as_dict(self) -> dict[str, Any]:
         """For `--json` and the log."""
         return asdict(self)

@@ -106,10 +106,10 @@ def _dask(root: Path) -> str | None:
     return f"{address} answers"
 
 
-def _outbox(root: Path) -> str | None:
+def _outbox(root: Path) -> str:
     """Versions that could not be sent yet: no fault, but somebody should know."""
     count = len(parked_folders(Paths(root)))
-    return f"{count} versions wait for MLflow; `bevj6 register` sends them" if count else None
+    return f"{count} versions wait for MLflow; `bevj6 register` sends them" if count else "empty"
 
 
 def _address(variable: str, health: str) -> str | None:

@@ -37,6 +37,32 @@ def test_services_are_complete_healthy_and_without_root(compose: dict[str, Any])
     assert "restart" not in services["s3-volume"]
 
 
+@pytest.mark.parametrize("name", ["docker-compose.yml", "docker-compose.auth.yml"])
+def test_compose_files_follow_the_compose_specification(name: str, project_root: Path) -> None:
+    checker = pytest.importorskip("check_jsonschema", reason="the schema of compose files comes with check-jsonschema (pip install bevj6[dev])")
+    import jsonschema
+
+    schema = json.loads((Path(checker.__file__).parent / "builtin_schemas/vendor/compose-spec.json").read_text())
+    document = yaml.safe_load((project_root / name).read_text())
+    jsonschema.validate(document, schema)
+    document["services"]["mlflow"]["comand"] = []
+    with pytest.raises(jsonschema.ValidationError, match="comand"):
+        jsonschema.validate(document, schema)
+
+
+def test_image_gets_the_versions_that_are_tested(project_root: Path) -> None:
+    """pip refuses the second install of the Dockerfile where the two files name different versions."""
+    locked = pins(project_root / "requirements.lock")
+    wanted = pins(project_root / "services/requirements.txt")
+    assert {name: locked.get(name, version) for name, version in wanted.items()} == wanted
+
+
+def pins(path: Path) -> dict[str, str]:
+    """{package, lower case: version}."""
+    found = re.findall(r"^([\w.-]+)==(\S+)", path.read_text(), re.MULTILINE)
+    return {name.lower().replace("_", "-"): version for name, version in found}
+
+
 def test_ports_are_on_loopback_and_images_are_pinned(compose: dict[str, Any], project_root: Path) -> None:
     for name, service in compose["services"].items():
         for port in service.get("ports", []):
@@ -130,6 +156,29 @@ def test_kubernetes_example_holds_together(compose: dict[str, Any], project_root
     asked = set(re.findall(r"\{\{ (\w+) \}\}", json.dumps(template["job_configuration"])))
     assert asked == set(template["variables"]["properties"])
     assert template["variables"]["properties"]["image"]["default"] == compose["services"]["worker"]["image"]
+
+
+def test_kubernetes_objects_follow_the_schema_of_kubernetes(project_root: Path) -> None:
+    """Also the job of the work pool, with its placeholders filled in."""
+    checker = pytest.importorskip("kubernetes_validate", reason="needs the package kubernetes-validate (pip install bevj6[dev])")
+    pool = json.loads((project_root / "services/kubernetes-pool.json").read_text())
+    values = {name: field.get("default", "a") for name, field in pool["variables"]["properties"].items()}
+    values |= {"env": [{"name": "A", "value": "b"}], "labels": {"a": "b"}, "command": ["prefect", "flow-run", "execute"]}
+    job = fill_in(pool["job_configuration"]["job_manifest"], values)
+    for document in [*yaml.safe_load_all((project_root / "services/kubernetes.yaml").read_text()), job]:
+        checker.validate(document, checker.latest_version(), strict=True)
+
+
+def fill_in(template: Any, values: dict[str, Any]) -> Any:
+    """A job manifest as Prefect makes it: a placeholder that stands alone becomes the value, within a text its text."""
+    if isinstance(template, dict):
+        return {key: fill_in(value, values) for key, value in template.items()}
+    if isinstance(template, list):
+        return [fill_in(value, values) for value in template]
+    alone = re.fullmatch(r"\{\{ (\w+) \}\}", str(template))
+    if alone:
+        return values[alone[1]]
+    return re.sub(r"\{\{ (\w+) \}\}", lambda match: str(values[match[1]]), template) if isinstance(template, str) else template
 
 
 def test_telemetry_is_off_everywhere(compose: dict[str, Any], project_root: Path) -> None:

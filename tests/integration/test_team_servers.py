@@ -15,9 +15,11 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
+import yaml
 
 from flows.dvc_dag import is_unfinished
 from pipeline.champion import read_champion
@@ -29,7 +31,7 @@ from pipeline.tracking.outbox import park, waiting
 from pipeline.tracking.registration import register_release
 from pipeline.tracking.registry import promote, release_history, rollback
 from tests.conftest import copy_sample_project
-from tests.integration.servers import Stack, stack, wait_until
+from tests.integration.servers import Stack, free_port, stack, wait_until
 
 pytestmark = pytest.mark.integration
 
@@ -94,6 +96,19 @@ def test_doctor_finds_everything_reachable(up: Stack, project: Path, monkeypatch
     checks = {check.name: check for check in examine(project)}
     for name in ("mlflow", "s3 (MLFLOW_S3_ENDPOINT_URL)", "prefect (PREFECT_API_URL)"):
         assert checks[name].ok is True, checks[name]
+
+
+def test_health_checks_of_the_compose_file_tell_up_from_down(up: Stack, project_root: Path) -> None:
+    services = yaml.safe_load((project_root / "docker-compose.yml").read_text())["services"]
+    ports = {"5000": urlsplit(up.mlflow).port, "4200": urlsplit(up.prefect_api).port}
+    for name, port in (("mlflow", "5000"), ("prefect", "4200")):
+        check = services[name]["healthcheck"]["test"]
+        for address, healthy in ((str(ports[port]), True), (str(free_port()), False)):
+            command = [part.replace(port, address).replace("python", sys.executable) for part in check[1:]]
+            assert (subprocess.run(command, capture_output=True, check=False).returncode == 0) is healthy, name
+    ready = [str(up.postgres.programs / part) if part == "pg_isready" else part for part in services["postgres"]["healthcheck"]["test"][1:]]
+    for address, healthy in ((up.postgres.port, True), (free_port(), False)):
+        assert (subprocess.run([*ready, f"--port={address}"], capture_output=True, check=False).returncode == 0) is healthy
 
 
 def test_wrong_password_is_refused_and_named(up: Stack, built_copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
