@@ -108,10 +108,10 @@ def map_prior(labels: Sequence[MapLabel]) -> MapPrediction | None:
     if not len(polylines):
         return None
     order = np.argsort(-score, kind="stable")
-    nothing = np.zeros((0, 2, 2), np.float32)
+    nothing, no_line = np.zeros((0, 2, 2), np.float32), np.zeros(0, np.int64)
     return MapPrediction(
         polylines[order].astype(np.float32), class_ids[order], np.minimum(score[order], 1.0).astype(np.float32),
-        nothing, np.zeros((0, 4, 2), np.float32), np.zeros((0, 0), np.uint8),
+        nothing, np.zeros((0, 4, 2), np.float32), np.zeros((0, 0), np.uint8), no_line, no_line,
     )  # fmt: skip
 
 

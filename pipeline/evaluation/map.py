@@ -1,4 +1,4 @@
-"""Vector map metrics: Chamfer AP as MapTR defines it, and correctness of the predicted topology.
+"""Vector map metrics: Chamfer AP as MapTR defines it; correctness of the topology is `topology`'s.
 
 Definition of the AP. Every element is resampled to the same number of points, evenly along its length; pedestrian crossings are closed
 first. Within a sample and class, predictions in order of falling score look at the ground-truth element nearest by symmetric Chamfer
@@ -23,13 +23,13 @@ from numpy.typing import NDArray
 from pipeline.dataset.geometry import FloatArray
 from pipeline.errors import ModelError
 from pipeline.evaluation.chamfer import Points, chamfer_matrix, close, resample_all
+from pipeline.evaluation.topology import evaluate_topology
 from pipeline.maps.store import MapLabel
 from pipeline.models.prediction import MapPrediction
 from pipeline.taxonomy import MAP_CLASSES
 
 POINTS_PER_ELEMENT = 100  # MapTR's num_sample
 CLOSED_CLASSES = (MAP_CLASSES.index("ped_crossing"),)
-TOPOLOGY_THRESHOLD_M = 1.0
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def evaluate_map(ground_truth: Sequence[MapLabel], predictions: Sequence[MapPred
 
     Returns:
         AP (None without ground truth), samples, per_class {name: AP, AP_at_m, ground_truth, predictions}, and topology
-        {precision, recall, F1, relations} where the labels hold relations.
+        {precision, recall, F1, score_threshold, relations} where the labels hold relations.
 
     Raises:
         ModelError: a predicted point or score is not finite.
@@ -127,53 +127,3 @@ def average_precision(matches: Matches, threshold: int) -> float:
     precision = true_positives / np.arange(1, len(order) + 1)
     envelope = np.maximum.accumulate(precision[::-1])[::-1]
     return float(np.sum(np.diff(recall, prepend=0.0) * envelope))
-
-
-def evaluate_topology(ground_truth: Sequence[MapLabel], predictions: Sequence[MapPrediction]) -> dict[str, Any] | None:
-    """Precision, recall and F1 of the relations "segment belongs to polygon"; None when no label holds a relation.
-
-    Segments are paired one to one with labelled segments (mean end-point distance, direction ignored), polygons with labelled polygons
-    (Chamfer distance of their outlines), nearest pairs first, both at most 1 m apart. A predicted relation is right when both its ends are
-    paired and the label relates their partners.
-    """
-    right = predicted = labelled = 0
-    for label, prediction in zip(ground_truth, predictions, strict=True):
-        relations, truth = prediction.topology_matrix.astype(bool), label.topology_matrix.astype(bool)
-        predicted += int(relations.sum())
-        labelled += int(truth.sum())
-        segment_of = _pair(_segment_distances(prediction.line_segments, label.line_segments))
-        polygon_of = _pair(chamfer_matrix(_outlines(prediction.polygons), _outlines(label.polygons), TOPOLOGY_THRESHOLD_M))
-        segments, polygons = np.nonzero(relations)
-        paired = (segment_of[segments] >= 0) & (polygon_of[polygons] >= 0)
-        right += int(truth[segment_of[segments[paired]], polygon_of[polygons[paired]]].sum())
-    if labelled == 0:
-        return None
-    precision = right / predicted if predicted else 0.0
-    recall = right / labelled
-    f1 = 2 * right / (predicted + labelled)
-    return {"precision": precision, "recall": recall, "F1": f1, "relations": labelled}
-
-
-def _segment_distances(a_m: Points, b_m: Points) -> FloatArray:
-    """Mean distance (A,B) of corresponding end points of segments (A,2,2) and (B,2,2), in the better of the two directions, m."""
-    a, b = (np.asarray(segments, dtype=np.float64).reshape(-1, 2, 2) for segments in (a_m, b_m))
-    same = np.linalg.norm(a[:, None] - b[None], axis=3).mean(axis=2)
-    opposite = np.linalg.norm(a[:, None] - b[None, :, ::-1], axis=3).mean(axis=2)
-    return np.minimum(same, opposite)
-
-
-def _outlines(polygons_m: Points) -> FloatArray:
-    """Closed outlines (M,100,2) of polygons (M,K,2)."""
-    return _elements(list(polygons_m), [True] * len(polygons_m))
-
-
-def _pair(distances_m: FloatArray) -> NDArray[np.int64]:
-    """Partner (A,) of each row in a one-to-one pairing, nearest pairs first, within `TOPOLOGY_THRESHOLD_M`; -1 where there is none."""
-    partner = np.full(distances_m.shape[0], -1, dtype=np.int64)
-    free = np.ones(distances_m.shape[1], dtype=bool)
-    rows, columns = np.nonzero(distances_m <= TOPOLOGY_THRESHOLD_M)
-    for index in np.argsort(distances_m[rows, columns], kind="stable"):
-        row, column = rows[index], columns[index]
-        if partner[row] < 0 and free[column]:
-            partner[row], free[column] = column, False
-    return partner

@@ -6,13 +6,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.config import DetectionConfig, MapConfig, ModelConfig
+from pipeline.errors import ModelError
 from pipeline.maps.rings import to_corners
+from pipeline.maps.topology import to_segments, topology_matrix
 from pipeline.models import bspline
 from pipeline.models.prediction import BoxPrediction, MapPrediction, OccupancyGrid, OccupancyPrediction
 from pipeline.taxonomy import MAP_CLASSES
 
 Floats = NDArray[np.float32]
 PED_CROSSING = MAP_CLASSES.index("ped_crossing")
+# Labels touch within 0.1 m. Predicted lines are right to half a metre at best (the finest threshold of the Chamfer AP).
+INCIDENCE_TOLERANCE_M = 0.5
 
 
 def sigmoid(logits: Floats) -> Floats:
@@ -87,18 +91,25 @@ def _chamfer(line: Floats, others: Floats) -> Floats:
 
 
 def build_map(lines_m: Floats, class_id: NDArray[np.int64], score: Floats, closed: NDArray[np.bool_], polygon_corners: int) -> MapPrediction:
-    """The segments, polygons and topology matrix that belong to polylines (L, P, 2)."""
-    segments = np.stack([lines_m[:, :-1], lines_m[:, 1:]], axis=2)  # (L, P - 1, 2, 2)
+    """The segments, polygons and topology matrix that belong to polylines (L, P, 2), of which the closed ones end where they start.
+
+    Raises:
+        ModelError: a point is not finite.
+    """
+    if not np.isfinite(lines_m).all():
+        raise ModelError("map prediction: a point of a polyline is not finite")
+    segments = to_segments(list(lines_m)).astype(np.float32).reshape(-1, 2, 2)
     rings = np.flatnonzero(closed)
     polygons = np.array([to_corners(lines_m[ring], polygon_corners) for ring in rings], dtype=np.float32).reshape(-1, polygon_corners, 2)
-    owner = np.repeat(np.arange(len(lines_m)), lines_m.shape[1] - 1)
     return MapPrediction(
         polylines=lines_m,
         class_id=class_id.astype(np.int64),
         score=score.astype(np.float32),
-        line_segments=segments.reshape(-1, 2, 2),
+        line_segments=segments,
         polygons=polygons,
-        topology_matrix=(owner[:, None] == rings[None]).astype(np.uint8),
+        topology_matrix=topology_matrix(segments.astype(np.float64), list(lines_m[rings].astype(np.float64)), INCIDENCE_TOLERANCE_M),
+        segment_line=np.repeat(np.arange(len(lines_m)), lines_m.shape[1] - 1),
+        polygon_line=rings,
     )
 
 

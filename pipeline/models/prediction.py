@@ -42,7 +42,9 @@ class MapPrediction:
         score: (L,) confidence in [0, 1].
         line_segments: (S, 2, 2) all pieces of the polylines, start and end point.
         polygons: (M, K, 2) corners of the closed elements, without repetition.
-        topology_matrix: (S, M) uint8, 1 where a segment belongs to a polygon.
+        topology_matrix: (S, M) uint8, 1 where a segment belongs to a polygon: is one of its sides, ends on it or runs through it.
+        segment_line: (S,) number of the polyline that the segment is a piece of.
+        polygon_line: (M,) number of the polyline that the polygon is made of.
     """
 
     polylines: Floats
@@ -51,6 +53,8 @@ class MapPrediction:
     line_segments: Floats
     polygons: Floats
     topology_matrix: NDArray[np.uint8]
+    segment_line: Ints
+    polygon_line: Ints
 
 
 @dataclass(frozen=True)

@@ -39,4 +39,6 @@ def prediction(elements: list[tuple[np.ndarray, int, float]]) -> MapPrediction:
         line_segments=np.zeros((0, 2, 2), np.float32),
         polygons=np.zeros((0, 4, 2), np.float32),
         topology_matrix=np.zeros((0, 0), np.uint8),
+        segment_line=np.zeros(0, np.int64),
+        polygon_line=np.zeros(0, np.int64),
     )

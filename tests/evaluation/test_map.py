@@ -1,4 +1,4 @@
-"""Chamfer AP and topology correctness on worked cases."""
+"""Chamfer AP on worked cases."""
 
 from __future__ import annotations
 
@@ -10,20 +10,11 @@ from scipy.spatial.distance import cdist
 
 from pipeline.errors import ModelError
 from pipeline.evaluation.chamfer import chamfer_matrix, close, resample
-from pipeline.evaluation.map import evaluate_map, evaluate_topology
-from pipeline.maps.store import MapLabel
-from pipeline.models.prediction import MapPrediction
+from pipeline.evaluation.map import evaluate_map
 from tests.evaluation.map_cases import BOUNDARY, CROSSING, DIVIDER, label, line_at, prediction
 
 THRESHOLDS_M = (0.5, 1.0, 1.5)
 SQUARE = np.array([[0.0, 0], [4, 0], [4, 3], [0, 3]])
-
-
-def with_topology(base: MapLabel | MapPrediction, matrix: list[list[int]], shift_m: float = 0.0) -> MapLabel | MapPrediction:
-    """The sides of a square as segments and the square and a far copy of it as polygons."""
-    sides = np.stack([SQUARE, np.roll(SQUARE, -1, axis=0)], axis=1) + shift_m
-    fields = {**base.__dict__, "line_segments": sides, "polygons": np.stack([SQUARE, SQUARE + 50.0]) + shift_m}
-    return type(base)(**{**fields, "topology_matrix": np.array(matrix, np.uint8)})
 
 
 def test_identity_scores_one() -> None:
@@ -91,23 +82,6 @@ def test_a_class_that_the_map_does_not_hold_is_not_judged() -> None:
 def test_a_prediction_that_is_not_finite_is_refused() -> None:
     with pytest.raises(ModelError, match="not finite"):
         evaluate_map([label([])], [prediction([(line_at(np.nan), DIVIDER, 0.5)])], THRESHOLDS_M)
-
-
-def test_topology_of_the_label_itself_is_correct() -> None:
-    matrix = [[1, 0]] * 4
-    result = evaluate_topology([with_topology(label([]), matrix)], [with_topology(prediction([]), matrix)])
-    assert result == {"precision": 1.0, "recall": 1.0, "F1": 1.0, "relations": 4}
-
-
-def test_wrong_and_missing_relations() -> None:
-    truth = with_topology(label([]), [[1, 0]] * 4)
-    found = with_topology(prediction([]), [[1, 0], [1, 0], [0, 1], [0, 0]])
-    result = evaluate_topology([truth], [found])
-    assert (result["precision"], result["recall"], result["F1"]) == pytest.approx((2 / 3, 2 / 4, 4 / 7))
-    # Elements that are too far from any labelled one carry no right relation.
-    moved = evaluate_topology([truth], [with_topology(prediction([]), [[1, 0]] * 4, shift_m=2.0)])
-    assert moved["F1"] == 0.0
-    assert evaluate_topology([label([])], [prediction([])]) is None
 
 
 points = st.lists(st.tuples(st.floats(-30, 30), st.floats(-15, 15)), min_size=2, max_size=6).map(np.array)

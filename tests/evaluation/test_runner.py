@@ -52,7 +52,7 @@ class CopyPredictor:
         )  # fmt: skip
         lines = MapPrediction(
             np.stack([line_at(0.0), line_at(6.0)]), np.array([DIVIDER, BOUNDARY]), np.ones(2, np.float32),
-            np.zeros((0, 2, 2)), np.zeros((0, 4, 2)), np.zeros((0, 0), np.uint8),
+            np.zeros((0, 2, 2)), np.zeros((0, 4, 2)), np.zeros((0, 0), np.uint8), np.zeros(0, np.int64), np.zeros(0, np.int64),
         )  # fmt: skip
         occupancy = OccupancyPrediction([OccupancyGrid(semantics(), *OCC3D.ranges_m)])
         return Prediction(record.token, boxes, lines if self.maps else None, occupancy)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from pipeline.config import DetectionConfig, MapConfig, ModelConfig
+from pipeline.errors import ModelError
 from pipeline.models import bspline
 from pipeline.models.anchors import box_anchors, polyline_anchors, resample
 from pipeline.models.decode import build_map, decode_boxes, decode_map, decode_occupancy, sigmoid
@@ -51,6 +52,20 @@ def test_topology_matrix_says_which_segments_belong_to_which_polygon() -> None:
     found = build_map(np.stack([line, square]), np.array([0, 1]), np.float32([0.9, 0.8]), np.array([False, True]), polygon_corners=4)
     np.testing.assert_array_equal(found.polygons[0], square[:4])
     assert found.topology_matrix[:, 0].tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert found.segment_line.tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert found.polygon_line.tolist() == [1]
+
+
+def test_a_line_that_ends_on_a_polygon_belongs_to_it() -> None:
+    square = np.float32([[0, 0], [2, 0], [2, 2], [0, 2], [0, 0]])
+    line = np.float32([[2.3, 1], [4, 1], [6, 1], [8, 1], [9, 1]])
+    found = build_map(np.stack([line, square]), np.array([0, 1]), np.float32([0.9, 0.8]), np.array([False, True]), polygon_corners=4)
+    assert found.topology_matrix[:4, 0].tolist() == [1, 0, 0, 0]
+
+
+def test_a_map_that_is_not_finite_is_refused() -> None:
+    with pytest.raises(ModelError, match="not finite"):
+        build_map(np.full((1, 5, 2), np.nan, np.float32), np.array([1]), np.float32([0.9]), np.array([True]), polygon_corners=4)
 
 
 def test_occupancy_axes_are_x_y_z(config: ModelConfig) -> None:
