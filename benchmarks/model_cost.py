@@ -1,0 +1,62 @@
+"""Parameters and arithmetic of each block of the model.
+
+    python benchmarks/model_cost.py [mini] [v1_j6m]
+
+Runs one sample through the untrained network of each preset and prints a Markdown table: millions of parameters and GFLOPs (two per
+multiply-accumulate) of convolutions and matrix products, as torch counts them. What the exported graph needs on the chip is `bevj6 profile`'s.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from pipeline.config import ModelConfig, load_config
+from pipeline.models.multitask import Inputs, MultitaskModel
+from pipeline.models.weights import empty_anchors
+
+PRESETS = Path(__file__).parents[1] / "pipeline" / "presets"
+CAMERAS = 6
+
+
+def inputs(config: ModelConfig, model: MultitaskModel) -> Inputs:
+    """One sample of zeros."""
+    points = len(config.view.heights_m) * config.view.cameras_per_point
+    point_map = torch.zeros(1, points, *config.view.cells, 2)
+    anchors = model.box_anchors.unsqueeze(0)
+    features = torch.zeros(1, len(model.box_anchors), config.neck.channels)
+    ego2img = torch.eye(4).repeat(1, CAMERAS, 1, 1)
+    return Inputs(torch.zeros(CAMERAS, 3, *config.image_size), ego2img, point_map, point_map, anchors, features)
+
+
+def cost(config: ModelConfig) -> dict[str, tuple[float, float]]:
+    """Millions of parameters and GFLOPs by block, and of the whole."""
+    model = MultitaskModel(config, empty_anchors(config)).eval()
+    counter = FlopCounterMode(display=False, depth=2)
+    with torch.no_grad(), counter:
+        model(inputs(config, model))
+    flops = {name: sum(by_operator.values()) / 1e9 for name, by_operator in counter.get_flop_counts().items()}
+    blocks = {name: block for name, block in model.named_children() if f"MultitaskModel.{name}" in flops}
+    rows = {name: (parameters(block), flops[f"MultitaskModel.{name}"]) for name, block in blocks.items()}
+    return {**rows, "all": (parameters(model), flops["Global"])}
+
+
+def parameters(block: torch.nn.Module) -> float:
+    """Millions of parameters."""
+    return sum(parameter.numel() for parameter in block.parameters()) / 1e6
+
+
+def main() -> None:
+    presets = sys.argv[1:] or ["mini", "v1_j6m"]
+    costs = {name: cost(load_config(PRESETS / f"{name}.yaml").model) for name in presets}
+    print("| block |" + "".join(f" {name}: parameters, M | GFLOPs |" for name in presets))
+    print("|---|" + "---|---|" * len(presets))
+    for block in costs[presets[0]]:
+        print(f"| {block} |" + "".join(f" {costs[name][block][0]:.3f} | {costs[name][block][1]:.2f} |" for name in presets))
+
+
+if __name__ == "__main__":
+    main()
