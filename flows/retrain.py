@@ -10,6 +10,7 @@ started, run one after the other. Where MLflow is away the result is kept and se
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 from pathlib import Path
@@ -21,6 +22,7 @@ from prefect.artifacts import create_image_artifact, create_link_artifact, creat
 from prefect.cache_policies import NO_CACHE
 from prefect.futures import PrefectFuture, wait
 from prefect.logging import get_run_logger
+from prefect.settings import get_current_settings
 from prefect.states import Completed
 from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 
@@ -142,8 +144,11 @@ def run_stages(root: Path, lock: int) -> None:
 
 
 def run_in_one(root: Path, lock: int) -> None:
-    """One `dvc repro`, then one line for each stage."""
-    show_stages([(outcome.name, outcome.result, outcome.seconds) for outcome in run_all(root, lock)])
+    """One `dvc repro`, then one line and the numbers of each stage."""
+    outcomes = run_all(root, lock)
+    show_stages([(outcome.name, outcome.result, outcome.seconds) for outcome in outcomes])
+    for outcome in outcomes:
+        show_metrics(root, outcome.name)
 
 
 def show_stages(lines: list[tuple[str, str, float | None]]) -> None:
@@ -189,7 +194,9 @@ def main(argv: list[str] | None = None) -> int:
     except Exception as error:
         if (message := prefect_away(error)) is None:
             raise
-        print(f"retrain: error: {message}", file=sys.stderr)
+        print(f"retrain: error: {message}", file=sys.stderr, flush=True)
+        if get_current_settings().api.url:  # not a temporary server, which this process has to end
+            os._exit(1)  # the stages have ended; Prefect's threads would try for a minute or more to send events to a server that is away
         return 1
     return 0
 

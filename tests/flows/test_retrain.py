@@ -100,6 +100,7 @@ def test_flow_runs_all_stages_registers_once_and_then_does_nothing(sample_projec
     assert httpx.get(registration.report_url).content == (sample_project / "reports/release.html").read_bytes()
     assert httpx.get(shown["predictions"]).content == picture
     assert [(rule["name"], rule["value"], rule["limit"]) for rule in json.loads(shown["gate"])] == [("latency", 8.75, 33.0)]
+    assert [(item["item"], item["verdict"]) for item in json.loads(shown["checklist"])] == [("warm restart", "undecided")]
     assert row(shown["metrics-evaluate"], "eval_float:map.AP") == {"value": 0.5, "champion": None, "difference": None}
 
     promote(Paths(sample_project), load_config(sample_project / "params.yaml"))
@@ -136,7 +137,9 @@ def test_single_mode_is_one_task(built_copy: Path, api: Servers) -> None:
     state, tasks = run_flow(built_copy, mode="single", register_model=False)
     assert state.is_completed()
     assert tasks == {"dvc repro": "Completed"}
-    assert "| gate | Unchanged |  |" in artifacts(state)["dvc-stages"]
+    shown = artifacts(state)
+    assert "| gate | Unchanged |  |" in shown["dvc-stages"]
+    assert {"metrics-evaluate", "gate", "checklist"} <= shown.keys()
 
 
 def nobody_listens() -> str:
