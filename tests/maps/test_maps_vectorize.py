@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import zlib
 from pathlib import Path
 
@@ -380,3 +382,30 @@ def test_damaged_geojson_is_named(tmp_path: Path) -> None:
         path.write_text(text)
         with pytest.raises(DataError, match=message):
             read_geojson(path)
+
+
+BOUNDED = """
+import resource, sys
+from pathlib import Path
+from pipeline.maps.vectorize.command import vectorize_files
+import numba, cv2, scipy.spatial
+mask, warm, out, allowed_bytes = Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4])
+vectorize_files([warm], 0.1, out, classes=["divider"])  # libraries loaded and code compiled
+size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (size + allowed_bytes,) * 2)
+print(vectorize_files([mask], 0.1, out, classes=["divider"]))
+"""
+
+
+def test_memory_for_a_large_mask_is_bounded(tmp_path: Path) -> None:
+    """8,000 x 8,000 pixels within 160 MB more address space than a small mask takes; whole, its gray values and labels would need 320 MB."""
+    mask = np.zeros((8000, 8000), np.uint8)
+    for offset in (1000, 5000):
+        cv2.line(mask, (offset, 0), (offset + 300, 8000), 1, 5)
+        cv2.line(mask, (0, offset), (8000, offset - 200), 1, 5)
+    Image.fromarray(mask.astype(bool)).save(tmp_path / "large.png", compress_level=1)
+    Image.fromarray(mask[:300, 900:1300].astype(bool)).save(tmp_path / "small.png")
+    arguments = [str(tmp_path / "large.png"), str(tmp_path / "small.png"), str(tmp_path / "out.geojson"), str(160 << 20)]
+    done = subprocess.run([sys.executable, "-c", BOUNDED, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("12 lines and 0 areas")

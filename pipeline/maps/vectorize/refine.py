@@ -7,7 +7,6 @@ ends moved to the tips, gaps bridged.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,18 +15,10 @@ from scipy.spatial import cKDTree
 
 from pipeline.config import VectorizeConfig
 from pipeline.maps.frames import FloatArray
+from pipeline.maps.vectorize.caps import Lookup, move_ends
 from pipeline.maps.vectorize.ends import EndFit, fit_ends, mean_radius, retrace
 from pipeline.maps.vectorize.network import Network, NewPath, append, contract, dissolve
 from pipeline.maps.vectorize.skeleton import IntArray
-
-# (N,) x and y in pixels -> (N,) 1 on the drawing, 0 off it, -1 outside the mask.
-Lookup = Callable[[FloatArray], NDArray[np.int8]]
-# A cap narrower than this (half width, px) is a handful of pixels: its shape cannot be told.
-THINNEST_CAP_PX = 3.2
-# Share of the last half width of a line that is filled: 1 for a flat cap, pi / 4 for a round one.
-ROUND_CAP_FILL = 0.9
-# Where a cap is looked at, in half widths: back from the tip, and to the sides.
-_CAP_ALONG, _CAP_ACROSS = (grid.ravel() for grid in np.meshgrid(np.linspace(0.05, 0.95, 7), np.linspace(-0.95, 0.95, 9)))
 
 
 def refine(network: Network, lookup: Lookup, config: VectorizeConfig) -> Network:
@@ -189,57 +180,6 @@ def _meeting_points(node: IntArray, fit: EndFit, node_xy: FloatArray) -> FloatAr
     safe = np.where(solvable, determinant, 1.0)
     met = np.stack([(yy * bx - xy * by) / safe, (xx * by - xy * bx) / safe], axis=1)
     return np.where(solvable[:, None], met, node_xy)
-
-
-def move_ends(network: Network, lookup: Lookup) -> Network:
-    """Move each free end to where its line ends.
-
-    The line is cast on from behind the end, where the skeleton is still straight, to the first pixel off the drawing. A line that leaves the
-    mask ends at its border. A round cap reaches half a width beyond the end of its line, a flat one does not; the cap is judged by how
-    much of its square is filled, and on lines too thin to tell the mean of the two is taken.
-    """
-    path, side = np.nonzero(network.degree[network.ends] == 1)
-    if len(path) == 0:
-        return network
-    node = network.ends[path, side]
-    radius = mean_radius(network)[path]
-    fit = fit_ends(network, path, side, skip_px=radius + 1.0, window_px=np.maximum(12.0, 3.0 * radius))
-    old = ((network.node_xy[node] - fit.base) * fit.direction).sum(axis=1)
-    tip, at_border = _cast(fit, lookup, longest_px=float((old + 2.0 * radius).max()) + 3.0)
-    half_width = radius - 0.5
-    cap = np.where(at_border, 0.0, 0.5 * half_width)
-    wide = np.flatnonzero(~at_border & (half_width >= THINNEST_CAP_PX))
-    if len(wide):
-        cap[wide] = _is_round(fit, wide, tip[wide], half_width[wide], lookup) * half_width[wide]
-    reached = tip - cap
-    # Else the line bends away, or is too thin to be cast along: the old end is the better one.
-    straight = at_border | (tip >= old - np.maximum(radius - 2.0, 0.0))
-    xy = network.node_xy.copy()
-    xy[node[straight]] = (fit.base + reached[:, None] * fit.direction)[straight]
-    trim = np.ones_like(network.ends)
-    trim[path[straight], side[straight]] = np.maximum(fit.skipped, 1)[straight]
-    return retrace(network, xy, trim)
-
-
-def _cast(fit: EndFit, lookup: Lookup, longest_px: float) -> tuple[FloatArray, NDArray[np.bool_]]:
-    """Distance from each base along its direction to the end of the drawing, to a quarter of a pixel, and whether that is the mask's border."""
-    steps = np.arange(0.0, longest_px, 0.5)
-    seen = lookup((fit.base[:, None] + steps[:, None] * fit.direction[:, None]).reshape(-1, 2)).reshape(-1, len(steps))
-    off = seen != 1
-    off[:, -1] = True
-    first = off.argmax(axis=1)
-    return steps[first] - 0.25, seen[np.arange(len(first)), first] == -1
-
-
-def _is_round(fit: EndFit, ends: IntArray, tip: FloatArray, half_width: FloatArray, lookup: Lookup) -> NDArray[np.bool_]:
-    """Whether the last half width before the tip of some `ends` is filled like a round cap rather than a flat one."""
-    direction = fit.direction[ends]
-    normal = np.stack([-direction[:, 1], direction[:, 0]], axis=1)
-    forward = tip[:, None] - _CAP_ALONG * half_width[:, None]
-    sideways = _CAP_ACROSS * half_width[:, None]
-    at = fit.base[ends, None] + forward[..., None] * direction[:, None] + sideways[..., None] * normal[:, None]
-    filled: FloatArray = (lookup(at.reshape(-1, 2)) == 1).reshape(len(ends), len(_CAP_ALONG)).mean(axis=1)
-    return filled < ROUND_CAP_FILL
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from pipeline.config import VectorizeConfig
 from pipeline.maps.frames import FloatArray
+from pipeline.maps.vectorize.caps import Lookup
 from pipeline.maps.vectorize.network import from_skeleton
-from pipeline.maps.vectorize.refine import Lookup, refine
+from pipeline.maps.vectorize.refine import refine
 from pipeline.maps.vectorize.skeleton import IntArray, SkeletonPixels, trace
 from pipeline.maps.vectorize.thinning import MaskArray, remove_noise, thin
 
