@@ -43,7 +43,7 @@ def _add_compiler(commands: Any) -> None:
         sub = commands.add_parser(name)
         sub.add_argument("model", type=Path, help="ONNX file" if name == "compile" else "ONNX file or plan.json")
         sub.add_argument("--chip", default="j6m", help="profile name or YAML file (default: j6m)")
-        sub.add_argument("--shape", action="append", default=[], metavar="NAME=1x3xHxW", help="fix a dynamic input")
+        sub.add_argument("--shape", action="append", default=[], metavar="NAME=1x3xHxW", help="fix a dynamic input or a custom operator's output")
         sub.add_argument("--set", action="append", default=[], dest="overrides", metavar="KEY=VALUE", help="override one number of the chip profile")
         sub.add_argument("--assume-dtype", choices=("int8", "int16", "float16"), default="int8", help="activation dtype of a float model")
         sub.add_argument("--compile-mode", choices=MODES, default="latency", help="what the tiling is chosen for (default: latency)")

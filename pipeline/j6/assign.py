@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 
 from pipeline.j6.chip import ChipProfile
 from pipeline.j6.fuse import ELEMENTWISE_KINDS, Block
@@ -116,12 +117,22 @@ def _broken_limit(op: Op, tensors: Mapping[str, Tensor]) -> str:
     if not op.inputs:
         return ""
     shape = tensors[op.inputs[0]].shape
-    if op.kind.startswith("Reduce") and tensors[op.outputs[0]].elements:
-        reduced = tensors[op.inputs[0]].elements // tensors[op.outputs[0]].elements
-        if reduced > MAX_REDUCED_AXIS:
-            return f"{op.kind} reduces {reduced} elements; the limit is {MAX_REDUCED_AXIS}"
+    if op.kind.startswith("Reduce"):
+        longest = _longest_reduced_axis(shape, tensors[op.outputs[0]].elements)
+        if longest > MAX_REDUCED_AXIS:
+            return f"{op.kind} over an axis of {longest}; the limit is {MAX_REDUCED_AXIS}"
     if op.kind in ("ArgMax", "ArgMin"):
         length = shape[int(op.attrs.get("axis", 0))]
         if length > MAX_ARGMAX_AXIS:
             return f"{op.kind} over an axis of {length}; the limit is {MAX_ARGMAX_AXIS}"
     return ""
+
+
+def _longest_reduced_axis(shape: tuple[int, ...], kept_elements: int) -> int:
+    """Length of the longest axis that a reduction to `kept_elements` can have taken away, 0 when there is none.
+
+    The limit holds for each axis: a mean over a 512x512 plane takes away two axes of 512. An axis that is gone divides the ratio of elements;
+    the axes themselves are an attribute or an input, by opset.
+    """
+    ratio = prod(shape) // kept_elements if kept_elements else 0
+    return max((length for length in shape if length and ratio % length == 0), default=0) if ratio else 0

@@ -30,8 +30,8 @@ FLOAT_DTYPES = frozenset({"float32", "float16", "float64"})
 def import_onnx(path: Path, shapes: Mapping[str, tuple[int, ...]] | None = None, assume_dtype: str = "int8") -> Graph:
     """Read an ONNX file.
 
-    `shapes` fixes dynamic inputs (input name -> full shape). In a float model every activation and weight is taken as `assume_dtype`;
-    in a QDQ model the recorded dtypes count and only tensors without a quantizer on either side are assumed.
+    `shapes` fixes dynamic inputs and outputs of custom operators (name -> full shape). In a float model every activation and
+    weight is taken as `assume_dtype`; in a QDQ model the recorded dtypes count and only tensors without a quantizer on either side are assumed.
     Raises `ModelError` for a file that is not ONNX, a dynamic dimension, an unknown shape or control flow.
     """
     content = _read_bytes(path)
@@ -60,6 +60,8 @@ def _parse(path: Path, content: bytes) -> ModelProto:
         model.ParseFromString(content)
     except Exception as error:  # protobuf raises its own DecodeError type, whose module differs between its back ends
         raise ModelError(f"{path}: not an ONNX file, or cut short ({error})") from error
+    if not content:
+        raise ModelError(f"{path}: the file is empty")
     if not model.graph.node:
         raise ModelError(f"{path}: the graph has no node")
     return model
@@ -73,7 +75,23 @@ def _check_model(path: Path, model: ModelProto) -> int:
     for node in model.graph.node:
         if node.op_type in CONTROL_FLOW:
             raise ModelError(f"{path}: node {node.name or node.output[0]!r} is {node.op_type}: control flow has no static cost; export without it")
+    _check_order(path, model)
     return opset
+
+
+def _check_order(path: Path, model: ModelProto) -> None:
+    """Every node reads what the graph holds or a node before it made: no cycle, no dangling name."""
+    graph = model.graph
+    known = {"", *(value.name for value in graph.input), *(weight.name for weight in graph.initializer)}
+    known.update(weight.values.name for weight in graph.sparse_initializer)
+    for node in graph.node:
+        missing = next((name for name in node.input if name not in known), None)
+        if missing is not None:
+            raise ModelError(
+                f"{path}: node {node.name or node.output[0]!r} ({node.op_type}) reads tensor {missing!r}, which no node before it makes; "
+                "the graph has a cycle, a missing node or an order that ONNX forbids"
+            )
+        known.update(node.output)
 
 
 def _dtype_name(elem_type: int) -> str:
@@ -140,6 +158,7 @@ class _Importer:
         used = {name for op in self.ops for name in op.operands + op.outputs} | set(inputs) | set(outputs)
         tensors = {name: tensor for name, tensor in self.tensors.items() if name in used}
         self._check_dtypes(tensors)
+        self._check_channels()
         return Graph(
             self.path.stem, self.model_hash, self.opset, tensors, tuple(self.ops), inputs, outputs, self.quantized, self.assumed, tuple(self.notes)
         )
@@ -148,6 +167,16 @@ class _Importer:
         for name, tensor in tensors.items():
             if tensor.dtype not in DTYPE_BYTES:
                 raise ModelError(f"{self.path}: tensor {name!r} has dtype {tensor.dtype}, which the hardware model does not know")
+
+    def _check_channels(self) -> None:
+        """ONNX's inference lets a convolution pass whose weight does not fit its input when the output's shape is declared."""
+        for op in self.ops:
+            if op.kind not in ("Conv", "ConvTranspose"):
+                continue
+            given, weight = (self.tensors[name].shape for name in op.operands[:2])
+            wanted = weight[1] * int(op.attrs.get("group", 1)) if op.kind == "Conv" else weight[0]
+            if given[1] != wanted:
+                raise ModelError(f"{self.path}: node {op.name!r} ({op.kind}) gets {given[1]} channels; its weight {list(weight)} takes {wanted}")
 
     def _read_tensors(self) -> None:
         for info in (*self.proto.input, *self.proto.value_info, *self.proto.output):

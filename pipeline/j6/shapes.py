@@ -16,17 +16,35 @@ MAX_FOLDED_ELEMENTS = 4096  # shape arithmetic is small; anything larger is data
 def infer_static_shapes(path: Path, model: ModelProto, shapes: dict[str, tuple[int, ...]]) -> ModelProto:
     """Return a copy of `model` in which every tensor has a value_info with a static shape.
 
-    `shapes` overrides inputs by name. Shape arithmetic (Shape -> Gather -> Concat -> Reshape ...) that ONNX's inference leaves open is
-    evaluated and inferred again. Raises `ModelError` naming the dimension or the first tensor that stays unknown.
+    `shapes` fixes inputs, and tensors that operators unknown to ONNX make, by name. Shape arithmetic (Shape -> Gather -> Concat ...) that
+    ONNX's inference leaves open is evaluated and inferred again. Raises `ModelError` naming the dimension or the first tensor that stays unknown.
     """
-    _apply_overrides(path, model, shapes)
+    made = {name for node in model.graph.node for name in node.output}
+    declared = {name: shape for name, shape in shapes.items() if name in made}
+    _apply_overrides(path, model, {name: shape for name, shape in shapes.items() if name not in made})
     _check_inputs(path, model)
     inferred = _infer(path, model)
     while (unknown := _first_unknown(inferred)) is not None:
-        if not _fold_shape_arithmetic(inferred):
-            raise ModelError(f"{path}: the shape of tensor {unknown!r} cannot be inferred; simplify the model or export it with static shapes")
+        if unknown in declared:
+            _declare(inferred, unknown, declared.pop(unknown))
+        elif not _fold_shape_arithmetic(inferred):
+            raise ModelError(
+                f"{path}: the shape of tensor {unknown!r}, made by {_maker(model, unknown)}, cannot be inferred; "
+                f"give it with --shape {unknown}=NxCxHxW, or export the model with static shapes"
+            )
         inferred = _infer(path, inferred)
+    if declared:
+        raise ModelError(f"{path}: --shape names {', '.join(sorted(declared))}, whose shape follows from the graph; leave it out")
     return inferred
+
+
+def _declare(model: ModelProto, name: str, shape: tuple[int, ...]) -> None:
+    """Give a tensor that an operator unknown to ONNX makes the shape that the user states; float where its type is unknown too."""
+    graph = model.graph
+    known = next((value for value in (*graph.value_info, *graph.output) if value.name == name), None)
+    value = graph.value_info.add() if known is None else known
+    elem_type = value.type.tensor_type.elem_type or onnx.TensorProto.FLOAT
+    value.CopyFrom(onnx.helper.make_tensor_value_info(name, elem_type, list(shape)))
 
 
 def _apply_overrides(path: Path, model: ModelProto, shapes: dict[str, tuple[int, ...]]) -> None:
@@ -45,6 +63,13 @@ def _apply_overrides(path: Path, model: ModelProto, shapes: dict[str, tuple[int,
         inputs[name].CopyFrom(onnx.helper.make_tensor_value_info(name, elem_type, list(shape)))
     if shapes:
         del model.graph.value_info[:]  # they may hold the symbols that were just replaced
+
+
+def _maker(model: ModelProto, tensor: str) -> str:
+    """The node behind a tensor, for messages."""
+    node = next(node for node in model.graph.node if tensor in node.output)
+    kind = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
+    return f"node {node.name!r} ({kind})" if node.name else kind
 
 
 def _free_axis(value: ValueInfoProto) -> str | None:

@@ -111,7 +111,9 @@ def test_bad_files_are_named(tmp_path: Path, multitask: Path):
     cut.write_bytes(multitask.read_bytes()[:500])
     text = tmp_path / "text.onnx"
     text.write_text("not a model")
-    for path in (cut, text, tmp_path / "absent.onnx"):
+    empty = tmp_path / "empty.onnx"
+    empty.write_bytes(b"")
+    for path in (cut, text, empty, tmp_path / "absent.onnx"):
         with pytest.raises(ModelError, match=str(path)):
             import_onnx(path)
 
@@ -127,6 +129,51 @@ def test_control_flow_is_refused(tmp_path: Path):
         import_onnx(path)
 
 
+def test_cycles_and_dangling_names_are_refused(tmp_path: Path):
+    net = Net()
+    x = net.input("x", (1, 4, 8, 8))
+    net.op("Add", [x, "back"], "sum")
+    net.op("Relu", ["sum"], "back")
+    with pytest.raises(ModelError, match=r"\(Add\) reads tensor 'back', which no node before it makes"):
+        import_onnx(net.save(tmp_path / "m.onnx", "sum"))
+
+
+def test_weight_that_does_not_fit_its_input_is_refused(tmp_path: Path):
+    net = Net()
+    x = net.input("x", (1, 4, 8, 8))
+    net.op("Conv", [x, net.weight("w", (6, 3, 1, 1))], "c")
+    output = helper.make_tensor_value_info("c", onnx.TensorProto.FLOAT, [1, 6, 8, 8])
+    graph = helper.make_graph(net.nodes, "g", net.inputs, [output], net.weights)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), str(tmp_path / "m.onnx"))
+    with pytest.raises(ModelError, match=r"\(Conv\) gets 4 channels; its weight \[6, 3, 1, 1\] takes 3"):
+        import_onnx(tmp_path / "m.onnx")
+
+
+def test_custom_operator_runs_on_the_cpu_once_its_output_shape_is_given(tmp_path: Path, j6m: ChipProfile):
+    net = Net()
+    x = net.input("x", (1, 4, 8, 8))
+    net.nodes.append(helper.make_node("Nms", [net.conv(x, "c", 4, 4)], ["kept"], domain="acme", name="nms"))
+    net.op("Relu", ["kept"], "y")
+    graph = helper.make_graph(net.nodes, "g", net.inputs, [helper.make_empty_tensor_value_info("y")], net.weights)
+    path = tmp_path / "m.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17), helper.make_opsetid("acme", 1)]), str(path))
+    with pytest.raises(ModelError, match=r"'kept', made by node 'nms' \(acme.Nms\), cannot be inferred; give it with --shape kept="):
+        import_onnx(path)
+    with pytest.raises(ModelError, match="--shape names c, whose shape follows from the graph"):
+        import_onnx(path, {"kept": (1, 4, 8, 8), "c": (1, 5, 8, 8)})
+    plan = compile_graph(fuse(import_onnx(path, {"kept": (1, 4, 8, 8)})), j6m, CompileOptions())
+    assert [(block.kind, block.unit) for block in plan.blocks] == [("Conv", "TAE"), ("acme.Nms", "CPU"), ("Relu", "VAE")]
+
+
+@pytest.mark.parametrize(("plane", "unit"), [((512, 512), "VAE"), ((1, 70000), "CPU")])
+def test_limit_of_a_reduction_holds_for_each_axis(tmp_path: Path, j6m: ChipProfile, plane: tuple[int, int], unit: str):
+    net = Net(opset=18)
+    x = net.input("x", (1, 4, *plane))
+    net.op("ReduceMean", [x, _constant(net, "axes", [2, 3])], "mean", keepdims=1)
+    plan = compile_graph(fuse(import_onnx(net.save(tmp_path / "m.onnx", "mean"))), j6m, CompileOptions())
+    assert [block.unit for block in plan.blocks] == [unit]
+
+
 REASONS = (
     "opset",
     "cannot be inferred",
@@ -136,6 +183,7 @@ REASONS = (
     "has a dynamic dimension",
     "the graph has no node",
     "shape inference failed",
+    "which no node before it makes",
 )
 
 
