@@ -86,9 +86,10 @@ REFERENCES: tuple[tuple[str, str, str], ...] = (
     ("sample_annotation", "sample_token", "sample"),
     ("sample_annotation", "instance_token", "instance"),
 )
-_BLOCK_BYTES = 8 << 20
+_BLOCK_BYTES = 2 << 20
 _PARSERS = 2
 _BETWEEN_RECORDS = re.compile(rb"\}\s*,\s*\{")
+_BREAKS_TO_BLANKS = bytes.maketrans(b"\r\n", b"  ")
 
 
 @dataclass(frozen=True)
@@ -268,15 +269,25 @@ def _parse_all(blocks: Iterable[bytes], schema: pa.Schema) -> Iterator[pa.Table]
 
 
 def _parse(block: bytes, schema: pa.Schema) -> pa.Table:
-    # Raw line breaks cannot occur inside JSON strings, so removing them leaves one record a line.
-    lines = block.translate(None, b"\r\n").strip()
+    lines = _one_record_a_line(block)
     if not lines:
         return schema.empty_table()
-    separator = _BETWEEN_RECORDS.search(lines)
-    if separator:
-        lines = lines.replace(separator.group(), b"}\n{")
     options = pj.ParseOptions(explicit_schema=schema, newlines_in_values=False, unexpected_field_behavior="ignore")
     return pj.read_json(pa.BufferReader(lines), read_options=pj.ReadOptions(use_threads=False, block_size=4 << 20), parse_options=options)
+
+
+def _one_record_a_line(block: bytes) -> bytearray:
+    """Raw line breaks cannot occur inside JSON strings, so they become blanks, and commas between records become line breaks."""
+    lines = bytearray(block.strip()).translate(_BREAKS_TO_BLANKS)
+    if separator := _BETWEEN_RECORDS.search(lines):
+        text = np.frombuffer(lines, np.uint8)
+        width = separator.end() - separator.start()
+        ends = np.flatnonzero(text == ord("}"))[:-1]
+        if ends[-1] + width > len(text) or any((text[ends + i] != byte).any() for i, byte in enumerate(separator.group())):
+            # Braces elsewhere, or records that are not all separated alike.
+            return lines.replace(separator.group(), b"}\n{")
+        text[ends + separator.group().index(b",")] = ord("\n")
+    return lines
 
 
 def _read_whole(path: Path, schema: pa.Schema) -> pa.Table:

@@ -50,7 +50,9 @@ def training_batches(config: Config, index: Index, onnx_path: Path, contract_pat
     scenes = {token: index.sample(token).scene_token for token in tokens}
     predictor = onnx_predictor(onnx_path, contract_path, config)
     predictor.tasks = ()  # only the temporal state is wanted: decoding boxes, lines and voxels takes longer than the network
-    yield from _inputs(predictor, index, spread(tokens, scenes, count, config.quantization.warmup_steps))
+    # Without pairs the model is trained and judged on single frames, and its memory is empty on the road, too.
+    warmup_steps = config.quantization.warmup_steps if index.paired else 0
+    yield from _inputs(predictor, index, spread(tokens, scenes, count, warmup_steps))
 
 
 def spread(tokens: Sequence[str], scenes: Mapping[str, str], count: int, warmup_steps: int) -> list[Pick]:
