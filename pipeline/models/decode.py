@@ -49,12 +49,16 @@ def decode_boxes(logits: Floats, boxes: Floats, config: DetectionConfig) -> BoxP
 
 def suppress_near(centers_m: Floats, class_id: NDArray[np.int64], radius_m: Floats) -> NDArray[np.int64]:
     """Indices of boxes (best first) without a better box of the same class within the class's radius."""
-    distance = np.linalg.norm(centers_m[:, None] - centers_m[None], axis=-1)
-    near = (distance < radius_m[class_id][:, None]) & (class_id[:, None] == class_id[None])
     kept = np.ones(len(centers_m), dtype=bool)
-    for number in range(len(centers_m)):
-        if kept[number]:
-            kept[number + 1 :] &= ~near[number, number + 1 :]
+    for number in np.unique(class_id):
+        of_class = np.flatnonzero(class_id == number)
+        x, y = centers_m[of_class, 0], centers_m[of_class, 1]
+        near = (x[:, None] - x) ** 2 + (y[:, None] - y) ** 2 < radius_m[number] ** 2
+        alone = np.ones(len(of_class), dtype=bool)
+        for better in range(len(of_class)):
+            if alone[better]:
+                alone[better + 1 :] &= ~near[better, better + 1 :]
+        kept[of_class] = alone
     return np.flatnonzero(kept)
 
 
