@@ -398,7 +398,7 @@ print(vectorize_files([mask], 0.1, out, classes=["divider"]))
 
 
 def test_memory_for_a_large_mask_is_bounded(tmp_path: Path) -> None:
-    """8,000 x 8,000 pixels within 160 MB more address space than a small mask takes. In one piece (`tile_px` 16384) it fails: one array alone needs 488 MB."""
+    """8,000 x 8,000 pixels within 160 MB more address space than a small mask takes; with `tile_px` 16384 one array alone needs 488."""
     mask = np.zeros((8000, 8000), np.uint8)
     for offset in (1000, 5000):
         cv2.line(mask, (offset, 0), (offset + 300, 8000), 1, 5)
