@@ -14,12 +14,12 @@ from pathlib import Path
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from pipeline.config import ModelConfig, load_config
+from pipeline.config import ModelConfig, load_config, preset_overrides
 from pipeline.models.multitask import Inputs, MultitaskModel
 from pipeline.models.weights import empty_anchors
+from pipeline.taxonomy import CAMERAS
 
-PRESETS = Path(__file__).parents[1] / "pipeline" / "presets"
-CAMERAS = 6
+PARAMS = Path(__file__).parents[1] / "params.yaml"
 
 
 def inputs(config: ModelConfig, model: MultitaskModel) -> Inputs:
@@ -28,8 +28,8 @@ def inputs(config: ModelConfig, model: MultitaskModel) -> Inputs:
     point_map = torch.zeros(1, points, *config.view.cells, 2)
     anchors = model.box_anchors.unsqueeze(0)
     features = torch.zeros(1, len(model.box_anchors), config.neck.channels)
-    ego2img = torch.eye(4).repeat(1, CAMERAS, 1, 1)
-    return Inputs(torch.zeros(CAMERAS, 3, *config.image_size), ego2img, point_map, point_map, anchors, features)
+    ego2img = torch.eye(4).repeat(1, len(CAMERAS), 1, 1)
+    return Inputs(torch.zeros(len(CAMERAS), 3, *config.image_size), ego2img, point_map, point_map, anchors, features)
 
 
 def cost(config: ModelConfig) -> dict[str, tuple[float, float]]:
@@ -51,7 +51,7 @@ def parameters(block: torch.nn.Module) -> float:
 
 def main() -> None:
     presets = sys.argv[1:] or ["mini", "v1_j6m"]
-    costs = {name: cost(load_config(PRESETS / f"{name}.yaml").model) for name in presets}
+    costs = {name: cost(load_config(PARAMS, preset_overrides(name)).model) for name in presets}
     print("| block |" + "".join(f" {name}: parameters, M | GFLOPs |" for name in presets))
     print("|---|" + "---|---|" * len(presets))
     for block in costs[presets[0]]:

@@ -95,6 +95,11 @@ def load_resized(frame: CameraFrame, size: tuple[int, int]) -> ImageArray:
     return ImageGeometry.fit(image.shape[1], image.shape[0], size).apply(image)
 
 
+def load_cameras(record: SampleRecord, size: tuple[int, int]) -> ImageArray:
+    """`load_resized` of all cameras, in the order of taxonomy.CAMERAS: (6, H, W, 3)."""
+    return np.stack([load_resized(record.cameras[channel], size) for channel in CAMERAS])
+
+
 def network_ego2img(record: SampleRecord, size: tuple[int, int]) -> FloatArray:
     """Projections (6,4,4) of BEV points to network input pixels, cameras in the order of taxonomy.CAMERAS.
 
@@ -138,7 +143,7 @@ class ImageStore:
         return np.array(self._images[row])
 
     def _decode(self, record: SampleRecord) -> ImageArray:
-        return np.stack([load_resized(record.cameras[channel], self._size) for channel in CAMERAS])
+        return load_cameras(record, self._size)
 
 
 def _cache_key(index: Index, size: tuple[int, int]) -> str:

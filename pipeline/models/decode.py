@@ -102,16 +102,16 @@ def build_map(lines_m: Floats, class_id: NDArray[np.int64], score: Floats, close
     """
     if not np.isfinite(lines_m).all():
         raise ModelError("map prediction: a point of a polyline is not finite")
-    segments = to_segments(list(lines_m)).astype(np.float32).reshape(-1, 2, 2)
-    rings = np.flatnonzero(closed)
+    lines = list(lines_m.astype(np.float64))
+    segments, rings = to_segments(lines), np.flatnonzero(closed)
     polygons = np.array([to_corners(lines_m[ring], polygon_corners) for ring in rings], dtype=np.float32).reshape(-1, polygon_corners, 2)
     return MapPrediction(
         polylines=lines_m,
         class_id=class_id.astype(np.int64),
         score=score.astype(np.float32),
-        line_segments=segments,
+        line_segments=segments.astype(np.float32),
         polygons=polygons,
-        topology_matrix=topology_matrix(segments.astype(np.float64), list(lines_m[rings].astype(np.float64)), INCIDENCE_TOLERANCE_M),
+        topology_matrix=topology_matrix(segments, [lines[ring] for ring in rings], INCIDENCE_TOLERANCE_M),
         segment_line=np.repeat(np.arange(len(lines_m)), lines_m.shape[1] - 1),
         polygon_line=rings,
     )

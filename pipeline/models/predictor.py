@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from pipeline.config import Config, ModelConfig
-from pipeline.dataset.images import load_resized, network_ego2img
+from pipeline.dataset.images import load_cameras, network_ego2img
 from pipeline.dataset.records import SampleRecord
 from pipeline.errors import ModelError
 from pipeline.io import read_json
@@ -22,7 +22,6 @@ from pipeline.models.point_maps import point_maps
 from pipeline.models.prediction import Prediction
 from pipeline.models.preprocess import normalise
 from pipeline.models.weights import channels_last, load_model
-from pipeline.taxonomy import CAMERAS
 
 Arrays = Mapping[str, NDArray[Any]]
 # Runs the network once: inputs by name to outputs by name, as models/contract.json lists them.
@@ -83,7 +82,7 @@ class Predictor:
         return Prediction(token, boxes, elements, occupancy)
 
     def _decode(self, record: SampleRecord) -> NDArray[np.uint8]:
-        return np.stack([load_resized(record.cameras[channel], self.config.image_size) for channel in CAMERAS])
+        return load_cameras(record, self.config.image_size)
 
 
 def torch_session(model: MultitaskModel) -> Session:

@@ -13,7 +13,7 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.dataset.images import load_resized
+from pipeline.dataset.images import load_cameras
 from pipeline.dataset.records import SampleRecord
 from pipeline.taxonomy import CAMERAS
 
@@ -73,7 +73,7 @@ class DisturbedImages:
     def __call__(self, record: SampleRecord) -> Images:
         """(6, H, W, 3) RGB images of a sample. Raises `DataError` for an unusable image."""
         if record.token not in self._decoded:
-            self._decoded[record.token] = np.stack([load_resized(record.cameras[channel], self._size) for channel in CAMERAS])
+            self._decoded[record.token] = load_cameras(record, self._size)
         return self.disturbance(self._decoded[record.token], np.random.default_rng(crc32(record.token.encode())))
 
 

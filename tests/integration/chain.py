@@ -9,6 +9,10 @@ from typing import Any
 import yaml
 
 from pipeline.config import Config, load_config, merge
+from pipeline.dataset.build import build_index
+from pipeline.dataset.index import write_index
+from pipeline.dataset.source import Description
+from pipeline.dataset.tables import read_tables
 from pipeline.paths import Paths
 
 SMALL: dict[str, Any] = {
@@ -37,3 +41,11 @@ def project(root: Path, template: Path, overrides: dict[str, Any]) -> tuple[Conf
 def run_stages(names: list[str], config: Config, paths: Paths) -> dict[str, Any]:
     """Run stages in this process, in order; results by name."""
     return {name: importlib.import_module(f"pipeline.stages.{name}").run(config, paths) for name in names}
+
+
+def indexed_data_set(config: Config, paths: Paths) -> None:
+    """The generated data set and its index, without the checks of the stage `validate`."""
+    run_stages(["dataset"], config, paths)
+    data = Description.read(paths.dataset_json)
+    tables = read_tables(paths.root / data.dataroot, data.version)
+    write_index(build_index(tables, data.splits), paths.index_dir, data.dataroot, data.version, data.fingerprint)

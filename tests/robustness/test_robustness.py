@@ -10,10 +10,7 @@ import pytest
 import torch
 
 from pipeline.config import Config
-from pipeline.dataset.build import build_index
-from pipeline.dataset.index import Index, write_index
-from pipeline.dataset.source import Description
-from pipeline.dataset.tables import read_tables
+from pipeline.dataset.index import Index
 from pipeline.io import read_json
 from pipeline.models.export import export
 from pipeline.models.multitask import MultitaskModel
@@ -24,7 +21,7 @@ from pipeline.robustness.checks import temporal_state
 from pipeline.robustness.disturbances import LOST, WEATHER, DisturbedImages
 from pipeline.stages import robustness, topology
 from pipeline.taxonomy import CAMERAS
-from tests.integration.chain import project, run_stages
+from tests.integration.chain import indexed_data_set, project
 from tests.models.tiny import TINY
 
 SMALL: dict[str, Any] = {
@@ -38,10 +35,7 @@ Project = tuple[Config, Paths]
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory, project_root: Path) -> Project:
     config, paths = project(tmp_path_factory.mktemp("robust"), project_root / "params.yaml", SMALL)
-    run_stages(["dataset"], config, paths)
-    data = Description.read(paths.dataset_json)
-    tables = read_tables(paths.root / data.dataroot, data.version)
-    write_index(build_index(tables, data.splits), paths.index_dir, data.dataroot, data.version, data.fingerprint)
+    indexed_data_set(config, paths)
     topology.run(config, paths)
     torch.manual_seed(0)
     anchors = empty_anchors(config.model)

@@ -17,14 +17,10 @@ from typing import Any
 
 import pytest
 
-from pipeline.dataset.build import build_index
-from pipeline.dataset.index import write_index
-from pipeline.dataset.source import Description
-from pipeline.dataset.tables import read_tables
 from pipeline.errors import ConfigError
 from pipeline.paths import Paths
 from pipeline.training.ranks import run_ranks
-from tests.integration.chain import project, run_stages
+from tests.integration.chain import indexed_data_set, project
 from tests.models.tiny import TINY
 
 pytestmark = pytest.mark.integration
@@ -42,10 +38,7 @@ SMALL: dict[str, Any] = {
 def prepared(tmp_path_factory: pytest.TempPathFactory, project_root: Path) -> Paths:
     """A project with data set and index. It has no map labels, so one of the three tasks is left out."""
     config, paths = project(tmp_path_factory.mktemp("ranks"), project_root / "params.yaml", SMALL)
-    run_stages(["dataset"], config, paths)
-    data = Description.read(paths.dataset_json)
-    tables = read_tables(paths.root / data.dataroot, data.version)
-    write_index(build_index(tables, data.splits), paths.index_dir, data.dataroot, data.version, data.fingerprint)
+    indexed_data_set(config, paths)
     return paths
 
 
