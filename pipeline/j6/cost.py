@@ -1,8 +1,9 @@
 """Time and traffic of one block.
 
-    block = launch + load + max(compute, streamed activations) + store of outputs
+    block = launch + load + max(busiest unit, streamed activations) + store of outputs
 
-`compute` is the sum over the units that the block uses in turn: padded MACs on the TAE, element passes on the VAE, moved elements on AAE and DTE.
+The units of a block work beside each other: padded MACs on the TAE, and on rows that it has finished the look-up tables of the VAE; element passes
+on the VAE, moved elements on AAE and DTE.
 All compute rates scale with the chip's nominal TOPS, because the chips of a family differ in clock and width together; the DDR rate and the CPU
 do not. `load` is what a block cannot start without: its weights, and model inputs; activations that leave the chip stream behind the compute.
 The rates come from the chip profile (`fitted_rates.yaml` says how each was fitted and its physical meaning).
@@ -10,7 +11,7 @@ The rates come from the chip profile (`fitted_rates.yaml` says how each was fitt
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import ceil, prod
 
@@ -22,6 +23,17 @@ from pipeline.j6.fuse import Block
 from pipeline.j6.ir import DTYPE_BYTES, MATRIX_KINDS, Op, Tensor, conv_dims, macs, matmul_dims
 
 MS = 1e3
+WORK_RATES = {  # kind of work -> field of `Rates`
+    "mac": "mac_ms",
+    "matmul": "matmul_mac_ms",
+    "element": "element_ms",
+    "warp": "warp_ms",
+    "scalar": "scalar_ms",
+    "requantize": "requantize_ms",
+    "cpu": "cpu_ms",
+}
+CONVERTER = "VPU"  # it brings the operands of a block to one width before the block starts; that rate was derived so (fitted_rates.yaml)
+Work = tuple[tuple[str, str, float], ...]  # (unit, kind of work, amount)
 # Passes over the data of composite vector operators: softmax = max, exp with sum, scale; normalisation = mean, variance, scale and shift.
 VECTOR_PASSES = {"Softmax": 3, "LogSoftmax": 3, "LayerNormalization": 3, "InstanceNormalization": 3, "GroupNormalization": 3, "Gelu": 1, "Silu": 1}
 GRID_SAMPLE_TAPS = 4  # bilinear
@@ -93,7 +105,7 @@ def rates_of(chip: ChipProfile, cores: int = 1) -> Rates:
 
 @dataclass(frozen=True)
 class BlockCost:
-    """What a block costs. Times are ms; `units` lists (unit, ms) in the order of use; bytes are DDR traffic."""
+    """What a block costs. Times are ms; `units` lists (unit, ms), which run beside each other; bytes are DDR traffic."""
 
     units: tuple[tuple[str, float], ...]
     launch_ms: float
@@ -112,7 +124,7 @@ class BlockCost:
     @property
     def compute_ms(self) -> float:
         """Time of the units without any memory traffic."""
-        return sum(ms for _, ms in self.units)
+        return busiest_ms(self.units)
 
     @property
     def ddr_bytes(self) -> int:
@@ -123,6 +135,12 @@ class BlockCost:
     def total_ms(self) -> float:
         """Time of the block alone."""
         return self.launch_ms + self.load_ms + max(self.compute_ms, self.stream_ms) + self.store_ms
+
+
+def busiest_ms(units: Iterable[tuple[str, float]]) -> float:
+    """Time of a block's units: conversions on the VPU first, then the others beside each other, each on other rows of the block."""
+    times = dict(units)
+    return times.pop(CONVERTER, 0.0) + max(times.values(), default=0.0)
 
 
 @dataclass(frozen=True)
@@ -143,48 +161,59 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Compute:
-    """Work of a block without memory traffic; `units` lists (unit, ms) in the order of use, `work` (rate name, amount) for the fit."""
+    """Work of a block without memory traffic; `units` lists (unit, ms), each unit once; `work` is what they were computed from.
+
+    `shared` are the same block on more cores; `block_cost` takes the quickest once the traffic is known.
+    """
 
     units: tuple[tuple[str, float], ...]
     launch_ms: float
     macs: int
     padded_macs: int
     cores: int
-    work: tuple[tuple[str, float], ...]
+    work: Work
+    shared: tuple[Compute, ...] = ()
 
 
 def compute_of(block: Block, assignment: Assignment, tensors: Mapping[str, Tensor], rates: Rates) -> Compute:
-    """Time of `block` on its unit; the epilogue runs on the VAE after the anchor. Cores share a block where that is quicker."""
-    anchor_ms, padded, work = _anchor(block.anchor, assignment.unit, tensors, rates)
-    units = [(assignment.unit, anchor_ms)]
+    """Time of `block` on its unit, with the epilogue on the VAE beside it. Cores share a block where that is quicker."""
+    padded, work = _anchor(block.anchor, assignment.unit, tensors, rates)
     free = FREE_EPILOGUE if block.kind in MATRIX_KINDS else frozenset({"Requantize"})
     epilogue = sum(_vector_bytes(op, tensors) for op in block.ops[1:] if op.kind not in free)
     if epilogue:
-        units.append(("VAE", epilogue * rates.element_ms))
-        work = (*work, ("element", float(epilogue)))
+        work = (*work, ("VAE", "element", float(epilogue)))
     converted = sum(requantized_elements(op, tensors) for op in block.ops[block.kind == "Requantize" :])
     if converted:
-        units.append((rates.requantize_unit, converted * rates.requantize_ms))
-        work = (*work, ("requantize", float(converted)))
+        work = (*work, (rates.requantize_unit, "requantize", float(converted)))
     launch_ms = rates.host_ms if assignment.unit == "CPU" else rates.launch_ms
-    single = Compute(tuple(units), launch_ms, sum(macs(op, tensors) for op in block.ops), padded, 1, work)
-    return single if rates.cores == 1 or assignment.unit in ("CPU", "SPU") else _shared(single, block, tensors, rates)
+    single = Compute(_unit_times(work, rates), launch_ms, sum(macs(op, tensors) for op in block.ops), padded, 1, work)
+    if rates.cores == 1 or assignment.unit in ("CPU", "SPU"):
+        return single
+    return replace(single, shared=_shared(single, block, tensors, rates))
 
 
-def _shared(single: Compute, block: Block, tensors: Mapping[str, Tensor], rates: Rates) -> Compute:
-    """The block cut into bands of rows, one a core, on as many cores as are quickest.
+def _unit_times(work: Work, rates: Rates) -> tuple[tuple[str, float], ...]:
+    """(unit, ms) in order of first use, each unit once."""
+    times: dict[str, float] = {}
+    for unit, kind, amount in work:
+        times[unit] = times.get(unit, 0.0) + amount * getattr(rates, WORK_RATES[kind])
+    return tuple(times.items())
+
+
+def _shared(single: Compute, block: Block, tensors: Mapping[str, Tensor], rates: Rates) -> tuple[Compute, ...]:
+    """The block cut into bands of rows, one a core, on two cores and more.
 
     One more launch joins the cores (assumed), and neighbours exchange the halo rows of their bands.
     """
     result = tensors[block.outputs[0]]
     rows = max(result.shape[0] * result.shape[2] if len(result.shape) == 4 else prod(result.shape[:-1]), 1)
     halo_ms = _band_halo_bytes(block, tensors) * rates.element_ms
-    choices = [single]
+    choices = []
     for cores in range(2, rates.cores + 1):
         units = tuple((unit, ms * -(-rows // cores) / rows) for unit, ms in single.units)
         exchange = (("DTE", (cores - 1) * halo_ms),) if halo_ms else ()
         choices.append(replace(single, units=(*units, *exchange), launch_ms=2 * single.launch_ms, cores=cores))
-    return min(choices, key=lambda choice: choice.launch_ms + sum(ms for _, ms in choice.units))
+    return tuple(choices)
 
 
 def _band_halo_bytes(block: Block, tensors: Mapping[str, Tensor]) -> int:
@@ -195,52 +224,50 @@ def _band_halo_bytes(block: Block, tensors: Mapping[str, Tensor]) -> int:
 
 
 def block_cost(compute: Compute, traffic: Traffic, rates: Rates) -> BlockCost:
-    """Cost of a block whose work and traffic are known."""
+    """Cost of a block whose work and traffic are known, on as many cores as are quickest."""
+    stream_ms = traffic.stream * rates.ddr_ms
+    chosen = min((compute, *compute.shared), key=lambda choice: choice.launch_ms + max(busiest_ms(choice.units), stream_ms))
     return BlockCost(
-        units=compute.units,
-        launch_ms=compute.launch_ms,
+        units=chosen.units,
+        launch_ms=chosen.launch_ms,
         weight_bytes=traffic.weights,
         input_bytes=traffic.inputs,
         output_bytes=traffic.outputs,
         stream_in_bytes=traffic.stream_in,
         stream_out_bytes=traffic.stream_out,
         load_ms=(traffic.weights + traffic.inputs) * rates.ddr_ms,
-        stream_ms=traffic.stream * rates.ddr_ms,
+        stream_ms=stream_ms,
         store_ms=traffic.outputs * rates.ddr_ms,
         macs=compute.macs,
         padded_macs=compute.padded_macs,
-        cores=compute.cores,
+        cores=chosen.cores,
     )
 
 
-def _anchor(op: Op, unit: str, tensors: Mapping[str, Tensor], rates: Rates) -> tuple[float, int, tuple[tuple[str, float], ...]]:
-    """(ms, padded MACs, work) of a block's first operator; `work` is (rate name, amount) for the fit."""
-    elements = _elements(op, tensors)
+def _anchor(op: Op, unit: str, tensors: Mapping[str, Tensor], rates: Rates) -> tuple[int, Work]:
+    """(padded MACs, work) of a block's first operator."""
     if unit == "CPU":
-        return elements * rates.cpu_ms, 0, (("cpu", float(elements)),)
+        return 0, ((unit, "cpu", float(_elements(op, tensors))),)
     if unit == "TAE" and op.kind in MATRIX_KINDS:
         return _matrix(op, tensors, rates)
     if op.kind == "Requantize":
-        converted = requantized_elements(op, tensors)
-        return converted * rates.requantize_ms, 0, (("requantize", float(converted)),)
+        return 0, ((unit, "requantize", float(requantized_elements(op, tensors))),)
     if unit == "SPU":
-        return elements * rates.scalar_ms, 0, (("scalar", float(elements)),)
+        return 0, ((unit, "scalar", float(_elements(op, tensors))),)
     if op.kind == "GridSample":
-        amount = GRID_SAMPLE_TAPS * _moved_bytes(op, tensors)
-        return amount * rates.warp_ms, 0, (("warp", float(amount)),)
+        return 0, ((unit, "warp", float(GRID_SAMPLE_TAPS * _moved_bytes(op, tensors))),)
     amount = _moved_bytes(op, tensors) if unit in ("DTE", "AAE") else _vector_bytes(op, tensors)
-    return amount * rates.element_ms, 0, (("element", float(amount)),)
+    return 0, ((unit, "element", float(amount)),)
 
 
-def _matrix(op: Op, tensors: Mapping[str, Tensor], rates: Rates) -> tuple[float, int, tuple[tuple[str, float], ...]]:
-    """Padded MACs at the TAE's sustained rate; int16 on either side costs `int16_factor`."""
+def _matrix(op: Op, tensors: Mapping[str, Tensor], rates: Rates) -> tuple[int, Work]:
+    """Padded MACs for the TAE; int16 on either side costs `int16_factor`. The DTE stuffs zeros into the input of a strided ConvTranspose."""
     padded = padded_macs(op, tensors, rates)
     stuffed = zero_stuffed_bytes(op, tensors)
     wide = rates.int16_factor if any(DTYPE_BYTES[tensors[name].dtype] > 1 for name in op.inputs) else 1.0
-    if op.kind == "MatMul" and not op.weights:
-        return padded * wide * rates.matmul_mac_ms, padded, (("matmul", padded * wide),)
-    amounts = (("mac", padded * wide), ("element", float(stuffed))) if stuffed else (("mac", padded * wide),)
-    return padded * wide * rates.mac_ms + stuffed * rates.element_ms, padded, amounts
+    product = "matmul" if op.kind == "MatMul" and not op.weights else "mac"
+    stuffing: Work = (("DTE", "element", float(stuffed)),) if stuffed else ()
+    return padded, (("TAE", product, padded * wide), *stuffing)
 
 
 def zero_stuffed_bytes(op: Op, tensors: Mapping[str, Tensor]) -> int:

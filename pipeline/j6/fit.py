@@ -20,9 +20,10 @@ from numpy.typing import NDArray
 
 from pipeline.errors import DataError
 from pipeline.io import sha256_file, write_text
+from pipeline.j6.assign import UNITS
 from pipeline.j6.chip import CHIP_DIR, FITTED_RATES, ChipProfile, load_chip
 from pipeline.j6.compiler import Compilation, CompileOptions
-from pipeline.j6.cost import Rates, rates_of
+from pipeline.j6.cost import CONVERTER, WORK_RATES, Rates, rates_of
 from pipeline.j6.fuse import fuse
 from pipeline.j6.graph import import_onnx
 from pipeline.j6.measured import CHIP_OF_MARCH, Row, read_measured
@@ -31,15 +32,6 @@ ROBUST_PCT = 4.0
 TWO_THREAD_WEIGHT = 0.5  # the two rows of a model and board are nearly the same information
 MAX_STEPS = 60
 FIT_ROUNDS = 3
-WORK_RATES = {  # kind of work -> field of `Rates`
-    "mac": "mac_ms",
-    "matmul": "matmul_mac_ms",
-    "element": "element_ms",
-    "warp": "warp_ms",
-    "scalar": "scalar_ms",
-    "requantize": "requantize_ms",
-    "cpu": "cpu_ms",
-}
 
 
 @dataclass(frozen=True)
@@ -65,7 +57,7 @@ PARAMETERS = (
 
 @dataclass(frozen=True)
 class Features:
-    """Work of every block of a graph (rows) by kind (columns: keys of WORK_RATES), and its DDR bytes; independent of all fitted rates."""
+    """Work of a graph by (unit of UNITS, block, kind of WORK_RATES), and the DDR bytes of each block; independent of all fitted rates."""
 
     work: NDArray[np.float64]
     exposed_bytes: NDArray[np.float64]
@@ -78,12 +70,13 @@ def features_of(path: Path, dtype: str, nv12: bool, chip: ChipProfile) -> Featur
     """Extract the work of a graph on `chip`, tiled as the compiler does with the chip's present rates."""
     work = Compilation(fuse(import_onnx(path, assume_dtype=dtype)), chip, CompileOptions(nv12=nv12))
     traffic = work.best().tiles.traffic
-    amounts = [dict.fromkeys(WORK_RATES, 0.0) for _ in work.computes]
-    for row, compute in zip(amounts, work.computes, strict=True):
-        for kind, amount in compute.work:
-            row[kind] += amount
+    kinds = list(WORK_RATES)
+    amounts = np.zeros((len(UNITS), len(work.computes), len(kinds)))
+    for index, compute in enumerate(work.computes):
+        for unit, kind, amount in compute.work:
+            amounts[UNITS.index(unit), index, kinds.index(kind)] += amount
     return Features(
-        work=np.array([[row[kind] for kind in WORK_RATES] for row in amounts]),
+        work=amounts,
         exposed_bytes=np.array([t.weights + t.inputs + t.outputs for t in traffic], float),
         stream_bytes=np.array([t.stream for t in traffic], float),
         on_cpu=np.array([assignment.unit == "CPU" for assignment in work.assignments]),
@@ -94,7 +87,9 @@ def features_of(path: Path, dtype: str, nv12: bool, chip: ChipProfile) -> Featur
 def simulate_features(features: Features, rates: Rates, threads: int, bpu_only: bool) -> float:
     """Latency, ms: the same arithmetic as `cost.block_cost`, `schedule.schedule` (prefetch 0) and `profile.latency_ms`, vectorised."""
     per_unit = np.array([getattr(rates, field) for field in WORK_RATES.values()])
-    compute = features.work @ per_unit
+    times = features.work @ per_unit
+    converter = UNITS.index(CONVERTER)
+    compute = times[converter] + np.delete(times, converter, axis=0).max(axis=0)  # as `cost.busiest_ms`
     blocks = np.maximum(compute, features.stream_bytes * rates.ddr_ms) + features.exposed_bytes * rates.ddr_ms
     resubmits = int(np.sum(features.on_cpu[:-1] & ~features.on_cpu[1:]))
     launches = np.where(features.on_cpu, rates.host_ms, rates.launch_ms).sum() + resubmits * rates.host_ms

@@ -1,7 +1,7 @@
 """Schedule: when each unit and the memory bus work for each block, and the makespan.
 
-Blocks are issued in order. With `prefetch` 0 a block starts when the one before has finished, and inside it the spilled activations stream on the
-bus beside the compute (double buffers); this is what the measured latencies show (docs/j6-model.md). With `prefetch` n the weights of n blocks are
+Blocks are issued in order. With `prefetch` 0 a block starts when the one before has finished, and inside it the units work
+beside each other on successive rows, and the spilled activations stream on the bus beside them (double buffers); this is what the measured latencies show (docs/j6-model.md). With `prefetch` n the weights of n blocks are
 fetched ahead, and independent blocks overlap on different units. The bus serves transfers in a fixed order, so every start is a maximum of sums of
 durations: shortening any duration never makes the schedule longer.
 """
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from pipeline.j6.cost import BlockCost
+from pipeline.j6.cost import CONVERTER, BlockCost
 
 BUS_LANES = ("LOAD", "STREAM", "STORE")
 
@@ -105,12 +105,12 @@ def _launch_ms(costs: Sequence[BlockCost], index: int, resubmit_ms: float) -> fl
 
 
 def _run_block(lanes: _Lanes, index: int, cost: BlockCost, ready_ms: float) -> float:
-    """Units one after the other with the streamed traffic beside them, then the store; returns the end of the block."""
-    end = ready_ms
-    for unit, duration in cost.units:
-        end = lanes.run(index, unit, end, duration)
+    """Conversions, then the units beside each other, with the streamed traffic beside all of them, then the store; returns the end of the block."""
+    units = dict(cost.units)
+    converted = lanes.run(index, CONVERTER, ready_ms, units.pop(CONVERTER, 0.0))
+    ends = [converted, *(lanes.run(index, unit, converted, duration) for unit, duration in units.items())]
     streamed = lanes.run(index, "STREAM", ready_ms, cost.stream_ms)
-    return lanes.run(index, "STORE", max(end, streamed), cost.store_ms)
+    return lanes.run(index, "STORE", max([*ends, streamed]), cost.store_ms)
 
 
 def critical_path_ms(costs: Sequence[BlockCost], producers: Sequence[Sequence[int]]) -> float:

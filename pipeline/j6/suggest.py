@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from pipeline.j6.cost import busiest_ms
 from pipeline.j6.plan import Plan, PlanBlock
 
 PAYING_CHANGES = 3
@@ -75,11 +76,11 @@ def findings(plan: Plan, block: PlanBlock) -> Iterator[Finding]:
     if block.padding_waste > PADDING_WORTH_NAMING:
         yield _padding(plan, block, tae)
     if tae and block.dtype in ("int16", "float16"):
-        yield Finding("int16 products", block.name, tae / 2, "products of int16 activations: int8 would at least halve their multiply time")
+        yield Finding("int16 products", block.name, _saved_ms(block, "TAE", tae / 2), "products of int16 activations: int8 would at least halve their multiply time")
     if block.kind == "Requantize":
         yield Finding("islands", block.name, block.compute_ms + block.launch_ms, ISLANDS)
     elif not block.kind.endswith("QuantizeLinear") and any(unit == "VPU" for unit, _ in block.units):
-        yield Finding("islands", block.name, sum(ms for unit, ms in block.units if unit == "VPU"), ISLANDS)
+        yield Finding("islands", block.name, _saved_ms(block, "VPU", block.compute_ms), ISLANDS)
     if block.unit == "CPU":
         text = f"{block.kind} runs on the CPU ({block.cpu_reason}): express it with operators of the BPU"
         yield Finding(f"CPU {block.kind}", block.name, block.compute_ms + block.launch_ms + plan.resubmit_ms, text)
@@ -97,11 +98,16 @@ def findings(plan: Plan, block: PlanBlock) -> Iterator[Finding]:
         yield Finding("launches", block.name, block.launch_ms, "element-wise blocks too small for their launch: fold them into the layer before")
 
 
+def _saved_ms(block: PlanBlock, unit: str, less_ms: float) -> float:
+    """What the block gains when one of its units works `less_ms` less, and the others beside it as before."""
+    return block.compute_ms - busiest_ms((name, max(ms - less_ms, 0.0) if name == unit else ms) for name, ms in block.units)
+
+
 def _padding(plan: Plan, block: PlanBlock, tae_ms: float) -> Finding:
     """Lanes that multiply zeros: attention by its head dimension, grouped convolutions by their groups, anything else by its channels."""
     lanes = int(plan.chip["tae_input_lanes"])
     narrow, wide = _channels(block)
-    saves, filled = tae_ms * block.padding_waste, f"{1 - block.padding_waste:.0%} of the lanes"
+    saves, filled = _saved_ms(block, "TAE", tae_ms * block.padding_waste), f"{1 - block.padding_waste:.0%} of the lanes"
     shapes = f"{block.input_shape} -> {block.output_shape}"
     if not block.weight_dtype and min(narrow, wide) < int(plan.chip["channel_align"]):
         text = f"product of activations {shapes} fills {filled}: so few columns are cheaper as element-wise multiply-adds on the VAE"

@@ -45,6 +45,20 @@ def test_one_convolution_by_hand(tmp_path: Path, j6m):
     assert plan.schedule.makespan_ms == pytest.approx(total, rel=1e-6)
 
 
+def test_units_of_a_block_work_beside_each_other(tmp_path: Path, j6m):
+    """A table on the VAE behind a convolution hides behind its multiplications, or they behind it: the longer of the two counts."""
+    for kernel, busiest in ((3, "TAE"), (1, "VAE")):
+        net = Net()
+        net.op("Sigmoid", [net.conv(net.input("x", (1, 64, 32, 32)), "c", 64, 64, kernel=kernel)], "s")
+        plan = compile_model(net.save(tmp_path / f"{kernel}.onnx", "s"), j6m)
+        (block,) = plan.blocks
+        tae = 2e3 * block.macs / (128e12 * j6m.number("tae_utilization"))
+        vae = 64 * 32 * 32 * 1e3 / (128e9 * j6m.number("element_gbytes_per_tops"))
+        assert dict(block.units) == pytest.approx({"TAE": tae, "VAE": vae}, rel=1e-5)
+        assert block.compute_ms == pytest.approx(max(tae, vae), rel=1e-5) == dict(block.units)[busiest]
+        assert plan.schedule.makespan_ms == pytest.approx(block.launch_ms + block.load_ms + max(tae, vae) + block.store_ms, rel=1e-5)
+
+
 def test_padding_to_lanes_is_counted(tmp_path: Path, j6m):
     net = Net()
     net.conv(net.input("x", (1, 48, 8, 8)), "c", 48, 48, kernel=1)
@@ -266,7 +280,7 @@ def test_layer_figures_agree_with_each_other(plan):
     for row in document["layers"]:
         assert row["ddr_bytes"] == row["loaded_bytes"] + row["stored_bytes"]
         assert row["utilization"] == pytest.approx(2 * row["macs"] / row["ms"] / 1e9 / 128, rel=1e-3, abs=1e-6)
-        assert sum(row["units"].values()) == pytest.approx(row["computing cost (no DDR)"], abs=1e-5)
+        assert max(row["units"].values()) == pytest.approx(row["computing cost (no DDR)"], abs=1e-5)
     for name in ("by_head_ms", "by_op_ms", "by_module_ms", "by_kind_ms"):
         extra = document["host_ms"] if name == "by_head_ms" else 0.0
         assert sum(document[name].values()) == pytest.approx(document["bpu_ms"] + extra, abs=1e-5)
