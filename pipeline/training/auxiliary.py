@@ -22,7 +22,7 @@ from pipeline.training.losses import cell_loss, depth_loss, drawn_loss, field_lo
 from pipeline.training.targets import BevTargets, Targets
 
 # Ways and shapes against class scores in the loss of the box field.
-BOX_FIELD_WEIGHT = 4.0
+BOX_FIELD_WEIGHTS = (4.0, 4.0, 4.0, 4.0, 4.0, 4.0, 12.0, 12.0, 2.0, 2.0)
 
 
 def rare_branch(channels: int, classes: int) -> nn.Conv2d:
@@ -79,4 +79,5 @@ def box_field_loss(field: Tensor, grids: Sequence[BevTargets]) -> Tensor:
     """Loss of the detection head's dense field (B, FIELD, Y, X): class scores, then ways and shapes."""
     heat, boxes = torch.stack([grid.heat for grid in grids]), torch.stack([grid.boxes for grid in grids])
     classes = heat.shape[1]
-    return heat_loss(field[:, :classes], heat) + BOX_FIELD_WEIGHT * field_loss(field[:, classes:], boxes)
+    weights = field.new_tensor(BOX_FIELD_WEIGHTS).reshape(-1, 1, 1)
+    return heat_loss(field[:, :classes], heat) + field_loss(field[:, classes:] * weights, boxes * weights)
