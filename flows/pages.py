@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline.champion import COMPARED_REPORTS, Champion, reports_numbers
+from pipeline.champion import Champion
 from pipeline.io import read_json
 from pipeline.paths import Paths
+from pipeline.tracking.numbers import SOURCES, source_numbers
 from pipeline.tracking.revision import read_lock
 
 Rows = list[dict[str, Any]]
-HEADLINE_DEPTH = 2  # "detection.mAP" yes, "detection.per_class.car.AP" no: that is in the report
+DETAIL = ("prior.", "by_kind_ms.", "by_op_ms.", "by_module_ms.", "options.", "summary.")  # groups of numbers that are left to the reports
 
 
 def stage_table(lines: list[tuple[str, str, float | None]]) -> str:
@@ -26,29 +27,31 @@ def field_table(fields: Mapping[str, Any]) -> str:
     return "\n".join(["| field | value |", "|---|---|", *(f"| {key} | {value} |" for key, value in fields.items())])
 
 
-def stage_reports(root: Path, stage: str) -> tuple[str, ...]:
-    """Reports with comparable numbers that a stage of dvc.lock has written."""
-    outputs = [Path(output["path"]) for output in read_lock(root).get(stage, {}).get("outs", [])]
-    return tuple(path.stem for path in outputs if path.parent.name == "reports" and path.suffix == ".json" and path.stem in COMPARED_REPORTS)
+def stage_outputs(root: Path, stage: str) -> list[Path]:
+    """What a stage of dvc.lock has written, relative to the project."""
+    return [Path(output["path"]) for output in read_lock(root).get(stage, {}).get("outs", [])]
 
 
-def metric_rows(paths: Paths, reports: tuple[str, ...], champion: Champion | None) -> Rows:
-    """The headline numbers of some reports, beside the champion's."""
-    now = reports_numbers(paths.reports)
+def metric_rows(paths: Paths, stage: str, champion: Champion | None) -> Rows:
+    """The headline numbers of what a stage has written, beside the champion's; none for a stage that measures nothing."""
+    outputs = stage_outputs(paths.root, stage)
+    sources = [source for source in SOURCES if any(Path(source.output).is_relative_to(output) for output in outputs)]
     rows: Rows = []
-    for report in reports:
-        before = champion.reports.get(report, {}) if champion else {}
-        for name, value in now.get(report, {}).items():
-            if name.count(".") < HEADLINE_DEPTH and not name.startswith("prior."):
+    for source in sources:
+        before = champion.reports.get(source.name, {}) if champion else {}
+        for name, value in source_numbers(source, paths.root).items():
+            if name.count(".") < source.depth and not name.startswith(DETAIL):
                 old = before.get(name)
-                rows.append({"metric": f"{report}:{name}", "value": value, "champion": old, "difference": None if old is None else value - old})
+                rows.append({"metric": f"{source.name}:{name}", "value": value, "champion": old, "difference": None if old is None else value - old})
     return rows
 
 
-def gate_rows(paths: Paths) -> Rows:
-    """Each rule of the last gate with its value, limit and verdict."""
-    fields = ("name", "verdict", "value", "op", "limit", "relative_to", "severity", "reason")
-    return [{field: rule.get(field) for field in fields} for rule in read_json(paths.report("gate.json")).get("rules", [])]
+def gate_rows(paths: Paths, champion: Champion | None) -> Rows:
+    """Each rule of the last gate with its value, the value that the champion had, limit and verdict."""
+    fields = ("name", "verdict", "value", "champion", "op", "limit", "relative_to", "severity", "reason")
+    before = champion.reports.get("gate", {}) if champion else {}
+    rules = read_json(paths.report("gate.json")).get("rules", [])
+    return [{field: before.get(rule["name"]) if field == "champion" else rule.get(field) for field in fields} for rule in rules]
 
 
 def checklist_rows(paths: Paths) -> Rows:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import signal
 import sys
 from pathlib import Path
@@ -27,7 +28,8 @@ from prefect.states import Completed
 from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 
 from flows.dvc_dag import StageOutcome, is_unfinished, is_up_to_date, read_dag, reproduce_all, reproduce_stage, stop_running
-from flows.pages import checklist_rows, gate_rows, metric_rows, stage_reports, stage_table
+from flows.pages import checklist_rows, gate_rows, metric_rows, stage_table
+from flows.pictures import stage_pictures
 from flows.retries import RETRY, prefect_away
 from pipeline.champion import Champion, read_champion, registered_name
 from pipeline.config import load_config
@@ -49,7 +51,7 @@ DATA_STAGE = "dataset"
 def run_stage(root: Path, name: str, lock: int) -> Any:
     """One DVC stage. Returns a `StageOutcome` in a state that is called what DVC did: Completed, Unchanged or Restored."""
     outcome = reproduce_stage(root, name, get_run_logger().info, (lock,))
-    show_metrics(root, name)
+    show_results(root, outcome)
     return Completed(name=outcome.result, message=f"{outcome.seconds:.1f} s", data=outcome)
 
 
@@ -78,8 +80,6 @@ def register(root: Path) -> Registration:
     get_run_logger().info(f"{registration.name} version {registration.version}: {what}, gate {registration.gate}; {registration.run_url}")
     create_link_artifact(registration.run_url, link_text=f"MLflow run of {registration.name} version {registration.version}", key="mlflow-run")
     create_link_artifact(registration.report_url, link_text="Release report", key="release-report")
-    if (paths.reports / "predictions_float.png").is_file():
-        create_image_artifact(registration.picture_url, key="predictions", description="Predictions of the float model on held-out scenes")
     return registration
 
 
@@ -148,7 +148,7 @@ def run_in_one(root: Path, lock: int) -> None:
     outcomes = run_all(root, lock)
     show_stages([(outcome.name, outcome.result, outcome.seconds) for outcome in outcomes])
     for outcome in outcomes:
-        show_metrics(root, outcome.name)
+        show_results(root, outcome)
 
 
 def show_stages(lines: list[tuple[str, str, float | None]]) -> None:
@@ -158,18 +158,25 @@ def show_stages(lines: list[tuple[str, str, float | None]]) -> None:
     get_run_logger().info("\n" + table)
 
 
-def show_metrics(root: Path, stage: str) -> None:
-    """The stage's numbers beside the champion's, and the verdict of every rule, as artifacts of its task."""
-    paths = Paths(root)
-    if reports := stage_reports(root, stage):
-        config = load_config(paths.params)
-        champion: Champion | None = read_champion(paths, registered_name(config, config.j6.chip))
-        against = f"against the champion, version {champion.version}" if champion else "there is no champion yet"
-        key = f"metrics-{stage.lower().replace('_', '-')}"
-        create_table_artifact(metric_rows(paths, reports, champion), key=key, description=f"{stage}: {against}")
+def show_results(root: Path, outcome: StageOutcome) -> None:
+    """The stage's numbers beside the champion's, what it has drawn, and the verdict of every rule, as artifacts of its task."""
+    paths, stage = Paths(root), outcome.name
+    config = load_config(paths.params)
+    champion: Champion | None = read_champion(paths, registered_name(config, config.j6.chip))
+    against = f"against the champion, version {champion.version}" if champion else "there is no champion yet"
     if stage == "gate":
-        create_table_artifact(gate_rows(paths), key="gate", description="Rules of the release and their verdicts")
+        create_table_artifact(gate_rows(paths, champion), key="gate", description=f"Rules of the release and their verdicts, {against}")
         create_table_artifact(checklist_rows(paths), key="checklist", description="The release checklist: what decides each item")
+    elif rows := metric_rows(paths, stage, champion):
+        create_table_artifact(rows, key=_key("metrics", stage), description=f"{stage}: {against}")
+    if outcome.result != "Unchanged":  # else the pictures of an earlier run are still the ones
+        for name, uri in stage_pictures(paths, stage).items():
+            create_image_artifact(uri, key=_key("picture", name), description=f"{stage}: {name.replace('_', ' ')}")
+
+
+def _key(kind: str, name: str) -> str:
+    """Prefect's keys hold lower case letters, digits and dashes."""
+    return f"{kind}-{re.sub(r'[^a-z0-9]+', '-', name.lower())}"
 
 
 def _line(name: str, state: State[Any]) -> tuple[str, str, float | None]:

@@ -63,7 +63,7 @@ def evaluate_detection(ground_truth: BoxTable, predictions: BoxTable, bike_racks
         mAP, NDS, mATE, mASE, mAOE, mAVE, mAAE, mAP_occurring, samples, per_class, per_size, per_range; None where a value is undefined.
     """
     config = config_factory("detection_cvpr_2019")
-    truth, found = (_filtered(boxes, bike_racks, config) for boxes in (ground_truth, predictions))
+    truth, found = (filter_boxes(boxes, bike_racks, config) for boxes in (ground_truth, predictions))
     metrics = _metrics(truth, found, config)
     per_class = {name: _class_row(metrics, truth, found, name) for name in DETECTION_CLASSES}
     occurring = [row["AP"] for row in per_class.values() if row["ground_truth"] > 0]
@@ -79,7 +79,7 @@ def evaluate_detection(ground_truth: BoxTable, predictions: BoxTable, bike_racks
     }
 
 
-def _filtered(boxes: BoxTable, bike_racks: Mapping[int, Sequence[Box]], config: DetectionConfig) -> BoxTable:
+def filter_boxes(boxes: BoxTable, bike_racks: Mapping[int, Sequence[Box]], config: DetectionConfig) -> BoxTable:
     """What the devkit's filter_eval_boxes leaves: inside the class range, not without points, not in a bicycle rack."""
     range_m = np.array([config.class_range[name] for name in DETECTION_CLASSES], dtype=np.float64)
     kept = (boxes.ego_distance_m < range_m[boxes.class_id]) & (boxes.num_points != 0)

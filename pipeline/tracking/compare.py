@@ -111,9 +111,11 @@ def _snapshot(version: str, read: ReadText) -> Snapshot:
 
 
 def as_text(comparison: Comparison) -> str:
-    """Two tables for a terminal: numbers, then what changed in parameters and hashes."""
-    lines = [f"{'':44s} {'A':>12s} {'B':>12s} {'B - A':>12s}   A = {comparison.a}, B = {comparison.b}"]
-    lines += [f"{row.name:44s} {_number(row.a)} {_number(row.b)} {_number(row.delta, '+')}" for row in comparison.metrics]
+    """Two tables for a terminal: the numbers that differ, then what changed in parameters and hashes."""
+    different = [row for row in comparison.metrics if row.delta != 0.0]
+    lines = [f"{'':44s} {'A':>12s} {'B':>12s} {'B - A':>12s}   A = {comparison.a}, B = {comparison.b}"] if different else []
+    lines += [f"{row.name:44s} {_number(row.a)} {_number(row.b)} {_number(row.delta, '+')}" for row in different]
+    lines.append(f"{len(comparison.metrics) - len(different)} of {len(comparison.metrics)} numbers are the same (--json lists all)")
     if comparison.layers_sqnr_db:
         lines.append("signal to quantization noise of layers, dB, largest changes:")
         lines += [f"  {row.name:42s} {_number(row.a)} {_number(row.b)} {_number(row.delta, '+')}" for row in comparison.layers_sqnr_db]

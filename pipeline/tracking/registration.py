@@ -36,7 +36,6 @@ class Registration:
     run_id: str
     run_url: str
     report_url: str
-    picture_url: str
     gate: str
     created: bool
     sent: tuple[int, ...] = ()
@@ -69,9 +68,9 @@ def register_release(paths: Paths, config: Config) -> Registration:
 def _register(client: MlflowClient, service: Service, config: Config, release: Release) -> Registration:
     run = ensure_run(client, service, config.tracking.experiment, release)
     version, created = ensure_version(client, release, run)
-    report, picture = (service.artifact_url(run.run_id, f"reports/{name}") for name in ("release.html", "predictions_float.png"))
+    report = service.artifact_url(run.run_id, "reports/release.html")
     url = service.run_url(run.experiment_id, run.run_id)
-    return Registration(release.name, int(version.version), run.run_id, url, report, picture, release.tags[GATE_TAG], created)
+    return Registration(release.name, int(version.version), run.run_id, url, report, release.tags[GATE_TAG], created)
 
 
 def ensure_version(client: MlflowClient, release: Release, run: LoggedRun) -> tuple[ModelVersion, bool]:

@@ -24,6 +24,7 @@ from pipeline.paths import Paths
 from pipeline.tracking import audit
 from pipeline.tracking.artifacts import stored_files
 from pipeline.tracking.audit import AliasChange
+from pipeline.tracking.numbers import version_numbers
 from pipeline.tracking.onnx_model import MODEL_HASH_TAG, verify_stored_model
 from pipeline.tracking.registration import CANDIDATE
 from pipeline.tracking.release import GATE_TAG, LOCK_TAG
@@ -60,7 +61,7 @@ def promote(paths: Paths, config: Config, version: int | None = None, force_reas
         _verify_model(target)
         with stored_files(client, target) as folder:
             objections = _objections(client, config, target, champion, folder)
-            numbers = reports_numbers(folder / "reports")
+            numbers = version_numbers(folder)
         if objections and not force_reason:
             raise PromotionError("\n".join([f"{name} version {target.version} is not promoted (--force REASON overrules):", *objections]))
         change = _change("promote", target, champion, force_reason, tuple(objections))
@@ -87,7 +88,7 @@ def rollback(paths: Paths, config: Config, reason: str | None = None) -> AliasCh
         target = find_version(client, name, champion if repeated and champion is not None else PREVIOUS)
         _verify_model(target)
         with stored_files(client, target) as folder:
-            numbers = reports_numbers(folder / "reports")
+            numbers = version_numbers(folder)
         change = mended if repeated and mended is not None else _make(client, paths, _change("rollback", target, champion, reason))
     write_champion(paths, name, _as_champion(target, numbers))
     return change
@@ -125,7 +126,7 @@ def fetch_champion(paths: Paths, config: Config) -> Champion | None:
             champion = None
         else:
             with stored_files(client, version) as folder:
-                champion = _as_champion(version, reports_numbers(folder / "reports"))
+                champion = _as_champion(version, version_numbers(folder))
     write_champion(paths, name, champion)
     return champion
 

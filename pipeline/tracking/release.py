@@ -20,6 +20,7 @@ from pipeline.config import Config
 from pipeline.errors import DataError, file_error
 from pipeline.io import read_json
 from pipeline.paths import Paths
+from pipeline.tracking.numbers import MEMORY_MAP, SCHEDULE
 from pipeline.tracking.revision import GitState, git_state, lock_hash, locked_md5, read_lock
 
 LOCK_TAG = "bevj6.lock_sha"  # the key of a pipeline version, on its run and on its model version
@@ -90,13 +91,15 @@ def read_release(paths: Paths, config: Config, git: GitState | None = None) -> R
 
 
 def kept_files(paths: Paths) -> dict[str, Path]:
-    """Files that are kept with a version, by artifact path: reports, the float model with its contract, the data set's description, and the three
-    files that say how all of it was made. The INT8 model is logged as an MLflow model of its own."""
+    """Files that are kept with a version, by artifact path: reports, the float model with its contract, the data set's description, the three files
+    that say how all of it was made, and, where they are, ranges and plan. The INT8 model is logged as an MLflow model of its own."""
     reports = {f"reports/{file.relative_to(paths.reports).as_posix()}": file for file in sorted(paths.reports.rglob("*")) if file.is_file()}
     models = {f"models/{file.name}": file for file in (paths.onnx, paths.contract)}
     training = {f"models/float/{name}": paths.float_dir / name for name in ("metrics.json", "curves.csv")}
     origin = {f"pipeline/{file.name}": file for file in (paths.params, paths.root / "dvc.yaml", paths.root / "dvc.lock")}
-    return reports | models | training | origin | {"data/dataset.json": paths.dataset_json}
+    plan = [file for name in (MEMORY_MAP, SCHEDULE) for file in sorted(paths.root.glob(f"build/*/{name}"))]
+    optional = {file.relative_to(paths.root).as_posix(): file for file in (paths.calibration, *plan) if file.is_file()}
+    return reports | models | training | origin | optional | {"data/dataset.json": paths.dataset_json}
 
 
 def check_against_lock(root: Path, stages: dict[str, dict]) -> None:

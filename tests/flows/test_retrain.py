@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import os
 import shutil
@@ -81,9 +83,6 @@ STAGES = ("dataset", "train", "evaluate", "quantize", "profile", "gate")
 
 
 def test_flow_runs_all_stages_registers_once_and_then_does_nothing(sample_project: Path, api: Servers) -> None:
-    picture = b"\x89PNG\r\n\x1a\n and so on"
-    (sample_project / "reports").mkdir()
-    (sample_project / "reports/predictions_float.png").write_bytes(picture)
     state, tasks = run_flow(sample_project)
     assert state.is_completed(), state.message
     assert tasks == dict.fromkeys((*STAGES, "champion", "register"), "Completed")
@@ -98,20 +97,35 @@ def test_flow_runs_all_stages_registers_once_and_then_does_nothing(sample_projec
     assert registration.run_url in shown["mlflow-run"]
     assert registration.report_url in shown["release-report"]
     assert httpx.get(registration.report_url).content == (sample_project / "reports/release.html").read_bytes()
-    assert httpx.get(shown["predictions"]).content == picture
-    assert [(rule["name"], rule["value"], rule["limit"]) for rule in json.loads(shown["gate"])] == [("latency", 8.75, 33.0)]
+    assert picture_size(shown["picture-predictions-float"]) == (1000, 25)
+    assert picture_size(shown["picture-training-curves"]) > (600, 300)
+    assert row(shown["metrics-train"], "training:loss") == {"value": 0.05, "champion": None, "difference": None}
+    assert [(rule["name"], rule["value"], rule["champion"], rule["limit"]) for rule in json.loads(shown["gate"])] == [("latency", 8.75, None, 33.0)]
     assert [(item["item"], item["verdict"]) for item in json.loads(shown["checklist"])] == [("warm restart", "undecided")]
     assert row(shown["metrics-evaluate"], "eval_float:map.AP") == {"value": 0.5, "champion": None, "difference": None}
 
     promote(Paths(sample_project), load_config(sample_project / "params.yaml"))
     lock = (sample_project / "dvc.lock").read_bytes()
     again, tasks = run_flow(sample_project)
-    assert row(artifacts(again)["metrics-evaluate"], "eval_float:map.AP") == {"value": 0.5, "champion": 0.5, "difference": 0.0}
+    shown = artifacts(again)
+    assert row(shown["metrics-evaluate"], "eval_float:map.AP") == {"value": 0.5, "champion": 0.5, "difference": 0.0}
+    assert row(shown["metrics-train"], "training:loss") == {"value": 0.05, "champion": 0.05, "difference": 0.0}
+    assert json.loads(shown["gate"])[0]["champion"] == 8.75
+    assert not any(key.startswith("picture-") for key in shown)  # those of the first run are still the ones
     assert tasks == dict.fromkeys(STAGES, "Unchanged") | {"champion": "Completed", "register": "Completed"}
     assert not again.result().created
     assert again.result().version == registration.version
     assert (sample_project / "dvc.lock").read_bytes() == lock
     assert len(versions(api.mlflow)) == 1
+
+
+def picture_size(uri: str) -> tuple[int, int]:
+    """Width and height, px, of a picture that is part of its address."""
+    from PIL import Image
+
+    kind, _, content = uri.partition(";base64,")
+    assert kind.startswith("data:image/")
+    return Image.open(io.BytesIO(base64.b64decode(content))).size
 
 
 def row(table: str, metric: str) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import sys
 import tomllib
@@ -207,6 +208,17 @@ def test_importing_the_project_switches_telemetry_off() -> None:
     for package in ("pipeline", "flows"):
         done = subprocess.run([sys.executable, "-c", code.format(package, list(OFF))], capture_output=True, text=True, check=True, env={})
         assert done.stdout.strip() == str(list(OFF.values()))
+
+
+@pytest.mark.parametrize(("error", "shown"), [(ConfigError("params.yaml: train.steps is -1"), False), (KeyError("defect"), True)])
+def test_bad_input_is_logged_without_a_traceback_and_a_defect_with_one(error: Exception, shown: bool) -> None:
+    import flows  # noqa: F401
+
+    for logger in map(logging.getLogger, ("prefect.flow_runs", "prefect.task_runs")):
+        record = logger.makeRecord(logger.name, logging.ERROR, __file__, 1, "run failed: %r", (error,), (type(error), error, None))
+        assert logger.filter(record)
+        assert bool(record.exc_info) is shown
+        assert str(error) in record.getMessage()
 
 
 @pytest.mark.parametrize("value", ["http", "0", "70000"])

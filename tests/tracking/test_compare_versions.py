@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from pathlib import Path
 
@@ -23,6 +24,9 @@ def test_a_version_equals_itself(built_copy: Path) -> None:
     assert all(row.delta == 0 for row in same.metrics)
     assert same.params == {}
     assert same.identity == {}
+    count = len(same.metrics)
+    lines = [f"{count} of {count} numbers are the same (--json lists all)", "data, chip, gate: the same", "parameters: the same"]
+    assert as_text(same).splitlines() == lines
 
 
 def test_revision_against_the_working_tree(built_copy: Path) -> None:
@@ -43,7 +47,10 @@ def test_revision_against_the_working_tree(built_copy: Path) -> None:
     assert rows["int8/map.AP"] == (0.496, 0.496, 0.0)
     assert found.params == {"train.steps": ["20", "7"]}
     assert found.identity == {"chip_profile_hash": ["c" * 64, "d" * 64]}
-    assert "train.steps: 20 -> 7" in as_text(found)
+    text = as_text(found)
+    assert "train.steps: 20 -> 7" in text
+    assert re.search(r"^profile/latency_ms +8\.75 +9\.75 +\+1$", text, re.MULTILINE)
+    assert "int8/map.AP" not in text  # the same
 
 
 @pytest.mark.parametrize("name", ["no-such-branch", "--help", "../elsewhere"])
