@@ -1,17 +1,15 @@
 """nuScenes JSON tables as Arrow tables: bounded memory, checked fields and references.
 
-A nuScenes table is one JSON array of flat records. It is read in blocks that end between two records; each block is turned into one record
-a line and parsed by Arrow's C++ reader. A block that does not parse (damaged, or a record that holds "},{" inside a string) sends the
-whole file through the standard JSON parser, which either reads it or says where it is broken.
+A nuScenes table is one JSON array of flat records. DuckDB's reader streams it into Arrow batches, only the fields that are asked for, several times as fast as
+any parser that makes Python objects. Small files, and what DuckDB refuses, go through the standard JSON parser, which either reads them or says where they are
+broken.
 """
 
 from __future__ import annotations
 
+import glob
 import json
-import re
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.json as pj
 from numpy.typing import NDArray
 
 from pipeline.dataset.geometry import FloatArray
@@ -86,10 +83,18 @@ REFERENCES: tuple[tuple[str, str, str], ...] = (
     ("sample_annotation", "sample_token", "sample"),
     ("sample_annotation", "instance_token", "instance"),
 )
-_BLOCK_BYTES = 2 << 20
-_PARSERS = 2
-_BETWEEN_RECORDS = re.compile(rb"\}\s*,\s*\{")
-_BREAKS_TO_BLANKS = bytes.maketrans(b"\r\n", b"  ")
+# Integers are read as double and cast afterwards, so that 2.7 points are refused and not rounded.
+_SQL_TYPES = {_TEXT: "VARCHAR", _NUMBER: "DOUBLE", _INT: "DOUBLE", _FLAG: "BOOLEAN"}
+# Nothing is fetched from or written to anywhere.
+_DUCKDB: dict[str, str | bool | int | float | list[str]] = {
+    "threads": 1, "autoinstall_known_extensions": False, "autoload_known_extensions": False, "temp_directory": "",
+}  # fmt: skip
+_BATCH_ROWS = 1 << 16
+# Below this size DuckDB takes longer to start than the standard parser to finish.
+_SMALL_BYTES = 1 << 20
+_EDGE_BYTES = 64
+# What Arrow raises for a value of another type, an integer that is too large, and a string that is no text.
+_MISFITS = (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, UnicodeEncodeError)
 
 
 @dataclass(frozen=True)
@@ -147,10 +152,10 @@ def _read(folder: Path, name: str, fields: dict[str, pa.DataType]) -> pa.Table:
     schema = pa.schema(list(fields.items()))
     repeated = [field for field in _REPEATED.get(name, ()) if field in fields]
     try:
-        parts = [_compact(part, repeated) for part in (schema.empty_table(), *_parse_all(_blocks(path), schema))]
-    except (pa.ArrowInvalid, _NotAnArrayError):
-        parts = [_compact(_read_whole(path, schema), repeated)]
-    table = _checked(path, name, _contiguous(parts))
+        parts = _stream(path, schema, repeated) if path.stat().st_size > _SMALL_BYTES else []
+        table = _checked(path, name, _contiguous(parts or [_compact(_read_whole(path, schema), repeated)]))
+    except OSError as error:
+        raise file_error(path, f"file cannot be read ({error.strerror})") from None
     # What parsing held goes back to the system now: the tables that follow need it.
     pa.default_memory_pool().release_unused()
     return table
@@ -221,80 +226,42 @@ def check_references(tables: Tables) -> None:
         reference(tables, source, field, target)
 
 
-class _NotAnArrayError(Exception):
-    """The file does not look like a complete JSON array of records."""
+def _stream(path: Path, schema: pa.Schema, repeated: Sequence[str]) -> list[pa.Table]:
+    """The table in parts, at least one; none where DuckDB refuses the file.
+
+    Where a number is asked for, DuckDB also takes one in quotes, and any value as a string.
+    """
+    import duckdb
+
+    if not _is_array(path):
+        return []
+    columns = {field.name: _sql_type(field.type) for field in schema}
+    try:
+        with duckdb.connect(config=_DUCKDB) as connection:
+            records = connection.read_json(glob.escape(str(path)), columns=columns, format="array").to_arrow_reader(_BATCH_ROWS)
+            parts = [pa.Table.from_batches([batch]).cast(schema) for batch in records]
+            return [_compact(part, repeated) for part in (schema.empty_table(), *parts)]
+    except (duckdb.Error, pa.ArrowException, OSError):  # a damaged file is an OSError of Arrow where some records were read before
+        return []
 
 
-def _blocks(path: Path) -> Iterator[bytes]:
-    """The records of a JSON array in blocks of bytes `{...}, {...}`, each cut between two records."""
+def _is_array(path: Path) -> bool:
+    """Whether the file begins and ends as an array does; DuckDB takes an empty file, and one that is cut after a comma, for a whole one."""
     with path.open("rb") as stream:
-        start = stream.read(_BLOCK_BYTES).lstrip()
-        if not start.startswith(b"["):
-            raise _NotAnArrayError
-        rest, block = b"", start[1:]
-        while following := stream.read(_BLOCK_BYTES):
-            cut = _last_cut(block)
-            if cut:
-                yield rest + block[:cut]
-                rest, block = block[cut:].lstrip().removeprefix(b","), following
-            else:
-                block += following
-        last = (rest + block).rstrip()
-        if not last.endswith(b"]"):
-            raise _NotAnArrayError
-        yield last[:-1]
+        start = stream.read(_EDGE_BYTES)
+        stream.seek(max(0, path.stat().st_size - _EDGE_BYTES))
+        return start.lstrip().startswith(b"[") and stream.read().rstrip().endswith(b"]")
 
 
-def _last_cut(block: bytes) -> int:
-    """Position after the last record that is followed by another, 0 if there is none. Records are far shorter than 64 kB."""
-    for start in (max(0, len(block) - (64 << 10)), 0):
-        cut = 0
-        for match in _BETWEEN_RECORDS.finditer(block, start):
-            cut = match.start() + 1
-        if cut:
-            return cut
-    return 0
-
-
-def _parse_all(blocks: Iterable[bytes], schema: pa.Schema) -> Iterator[pa.Table]:
-    """Tables of the blocks in order. Threads parse (Arrow releases the interpreter lock) while the next block is read; few blocks are held."""
-    with ThreadPoolExecutor(_PARSERS) as pool:
-        pending: deque[Future[pa.Table]] = deque()
-        for block in blocks:
-            pending.append(pool.submit(_parse, block, schema))
-            if len(pending) > _PARSERS:
-                yield pending.popleft().result()
-        for future in pending:
-            yield future.result()
-
-
-def _parse(block: bytes, schema: pa.Schema) -> pa.Table:
-    lines = _one_record_a_line(block)
-    if not lines:
-        return schema.empty_table()
-    options = pj.ParseOptions(explicit_schema=schema, newlines_in_values=False, unexpected_field_behavior="ignore")
-    return pj.read_json(pa.BufferReader(lines), read_options=pj.ReadOptions(use_threads=False, block_size=4 << 20), parse_options=options)
-
-
-def _one_record_a_line(block: bytes) -> bytearray:
-    """Raw line breaks cannot occur inside JSON strings, so they become blanks, and commas between records become line breaks."""
-    lines = bytearray(block.strip()).translate(_BREAKS_TO_BLANKS)
-    if separator := _BETWEEN_RECORDS.search(lines):
-        text = np.frombuffer(lines, np.uint8)
-        width = separator.end() - separator.start()
-        ends = np.flatnonzero(text == ord("}"))[:-1]
-        if ends[-1] + width > len(text) or any((text[ends + i] != byte).any() for i, byte in enumerate(separator.group())):
-            # Braces elsewhere, or records that are not all separated alike.
-            return lines.replace(separator.group(), b"}\n{")
-        text[ends + separator.group().index(b",")] = ord("\n")
-    return lines
+def _sql_type(kind: pa.DataType) -> str:
+    return f"{_sql_type(kind.value_type)}[]" if pa.types.is_list(kind) else _SQL_TYPES[kind]
 
 
 def _read_whole(path: Path, schema: pa.Schema) -> pa.Table:
-    """The slow way: standard JSON parser, precise messages."""
+    """The standard JSON parser: slow, with precise messages."""
     try:
         records = json.loads(path.read_bytes())
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise file_error(path, f"not valid JSON ({error})", "Was the file cut?") from None
     if not isinstance(records, list) or not all(isinstance(record, dict) for record in records):
         raise file_error(path, "must hold one JSON array of records")
@@ -304,15 +271,20 @@ def _read_whole(path: Path, schema: pa.Schema) -> pa.Table:
 
 def _column(path: Path, field: pa.Field, values: list[Any], tokens: list[Any]) -> pa.Array:
     try:
-        return pa.array(values, type=field.type)
-    except (pa.ArrowInvalid, pa.ArrowTypeError):
+        return _array(values, field.type)
+    except _MISFITS:
         pass
     for value, token in zip(values, tokens, strict=True):
         try:
-            pa.array([value], type=field.type)
-        except (pa.ArrowInvalid, pa.ArrowTypeError):
+            _array([value], field.type)
+        except _MISFITS:
             raise file_error(path, f"{field.name} of record {token!r} is {value!r}: it must be {_plain(field.type)}") from None
     raise file_error(path, f"{field.name}: values do not fit {_plain(field.type)}")
+
+
+def _array(values: list[Any], kind: pa.DataType) -> pa.Array:
+    # Arrow cuts the fraction off a float that is to be an integer, but refuses to cast it.
+    return pa.array(values, type=_NUMBER).cast(_INT) if kind == _INT else pa.array(values, type=kind)
 
 
 def _plain(kind: pa.DataType) -> str:

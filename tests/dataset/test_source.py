@@ -7,12 +7,13 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pipeline.config import DatasetConfig
 from pipeline.dataset.source import Description, dataroot, describe
 from pipeline.dataset.splits import resolve_splits
-from pipeline.dataset.tables import read_table
+from pipeline.dataset.tables import TABLE_NAMES, read_table, read_tables, vectors
 from pipeline.errors import ConfigError, DataError
 from pipeline.io import write_json
 from pipeline.paths import Paths
@@ -122,16 +123,22 @@ def test_unknown_token_is_named(copy_of_mini: Path, table: str, field: str) -> N
 )
 def test_wrong_field_is_named(copy_of_mini: Path, table: str, change: dict[str, Any], message: str) -> None:
     from pipeline.dataset.build import build_index
-    from pipeline.dataset.tables import read_tables
 
     edit(copy_of_mini, table, lambda records: records[0].update(change))
     with pytest.raises(DataError, match=message):
         build_index(read_tables(copy_of_mini, "v1.0-mini"), {})
 
 
-def test_tables_are_read_in_any_layout(tmp_path: Path) -> None:
-    """One line, indented, with "},{" inside a string, with fields that are not read, with NaN: the same table."""
-    records = [{"token": f"t{i}", "name": 'odd "},\n{" text' if i == 1 else "n", "extra": {"x": 1}} for i in range(3)]
+@pytest.fixture(params=["small file", "large file"])
+def reader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways in which a table is read."""
+    if request.param == "large file":
+        monkeypatch.setattr("pipeline.dataset.tables._SMALL_BYTES", -1)
+
+
+def test_tables_are_read_in_any_layout(tmp_path: Path, reader: None) -> None:
+    """One line, indented, with "},{" inside a string, with fields that are not read: the same table."""
+    records = [{"token": f"t{i}", "name": 'odd "},\n{" text' if i == 1 else "n\u00e9", "extra": {"x": 1}} for i in range(3)]
     for indent in (None, 0, 2):
         (tmp_path / "attribute.json").write_text(json.dumps(records, indent=indent))
         assert read_table(tmp_path, "attribute").to_pylist() == [{"token": r["token"], "name": r["name"]} for r in records]
@@ -139,11 +146,72 @@ def test_tables_are_read_in_any_layout(tmp_path: Path) -> None:
     assert read_table(tmp_path, "attribute").num_rows == 0
 
 
-def test_blocks_are_joined_without_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.dataset.tables._BLOCK_BYTES", 100)
-    records = [{"token": f"token-{i}", "name": "x" * (i % 150)} for i in range(200)]
-    (tmp_path / "attribute.json").write_text(json.dumps(records, indent=0))
-    assert read_table(tmp_path, "attribute").to_pylist() == records
+def test_numbers_are_read_to_the_last_bit(tmp_path: Path, reader: None) -> None:
+    """As json.loads does: any double, in a list or alone, NaN and infinity too."""
+    doubles = np.random.default_rng(0).integers(0, 1 << 64, 30_000, dtype=np.uint64).view(np.float64).reshape(-1, 3)
+    numbers = np.vstack([doubles, np.random.default_rng(1).uniform(-2000, 2000, (10_000, 3)), [[np.nan, np.inf, -np.inf]]])
+    records = [{"token": f"t{i}", "timestamp": 1532402927647951 + i, "rotation": [], "translation": row} for i, row in enumerate(numbers.tolist())]
+    (tmp_path / "ego_pose.json").write_text(json.dumps(records, indent=0))
+    table = read_table(tmp_path, "ego_pose")
+    read = json.loads((tmp_path / "ego_pose.json").read_text())
+    np.testing.assert_array_equal(vectors(tmp_path, table, "translation", 3), np.array([record["translation"] for record in read]))
+    assert table["timestamp"].to_pylist() == [record["timestamp"] for record in read]
+
+
+def test_large_and_small_files_are_read_alike(real_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = read_tables(real_root, "v1.0-mini")
+    monkeypatch.setattr("pipeline.dataset.tables._SMALL_BYTES", -1)
+    monkeypatch.setattr("pipeline.dataset.tables._BATCH_ROWS", 2048)
+    large = read_tables(real_root, "v1.0-mini")
+    assert all(getattr(large, name).equals(getattr(small, name)) for name in TABLE_NAMES)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "not valid JSON"),
+        (" \n", "not valid JSON"),
+        ('[{"token": "a", "name": "b"},', "not valid JSON"),
+        ('[{"token": "a", "name": "b"}', "not valid JSON"),
+        ('[{"token": "a", "name": "b"},]', "not valid JSON"),
+        ('[{"token": "a", "name": "b"}] [', "not valid JSON"),
+        ('[{"token": "a", "name": "b"}][{"token": "c", "name": "d"}]', "not valid JSON"),
+        ("[" * 100_000, "not valid JSON"),
+        (b'[{"token": "a", "name": "\xff"}]', "not valid JSON"),
+        ('{"token": "a", "name": "b"}', "must hold one JSON array of records"),
+        ("[1, 2]", "must hold one JSON array of records"),
+        ('[[{"token": "a", "name": "b"}]]', "must hold one JSON array of records"),
+        ('[{"token": "a", "name": null}]', "name of record 'a' is missing"),
+        ('[{"token": "a"}]', "name of record 'a' is missing"),
+        ('[{"name": "b"}]', "token of record 'number 0' is missing"),
+        ('[{"token": "a", "name": "\\ud800"}]', "name of record 'a' is"),
+    ],
+)
+def test_a_damaged_table_is_named(tmp_path: Path, reader: None, content: str | bytes, message: str) -> None:
+    (tmp_path / "attribute.json").write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(DataError, match=rf"attribute\.json: {message}"):
+        read_table(tmp_path, "attribute")
+
+
+def test_a_fraction_is_no_count(tmp_path: Path, reader: None) -> None:
+    record = {"token": "a", "category_token": "c", "nbr_annotations": 2.5, "first_annotation_token": "", "last_annotation_token": ""}
+    (tmp_path / "instance.json").write_text(json.dumps([record]))
+    with pytest.raises(DataError, match=r"nbr_annotations of record 'a' is 2\.5: it must be an integer"):
+        read_table(tmp_path, "instance")
+
+
+def test_folder_names_are_no_patterns(tmp_path: Path, reader: None) -> None:
+    for name in ("set[1]", "set1", "set*"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "attribute.json").write_text(json.dumps([{"token": name, "name": "n"}]))
+    for name in ("set[1]", "set1", "set*"):
+        assert read_table(tmp_path / name, "attribute")["token"].to_pylist() == [name]
+
+
+def test_a_table_that_may_not_be_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / "attribute.json").mkdir()
+    with pytest.raises(DataError, match=r"attribute\.json: file cannot be read \(Is a directory\)"):
+        read_table(tmp_path, "attribute")
 
 
 SCENES = [f"s{i}" for i in range(10)]
