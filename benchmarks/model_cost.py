@@ -35,13 +35,17 @@ def inputs(config: ModelConfig, model: MultitaskModel) -> Inputs:
 def cost(config: ModelConfig) -> dict[str, tuple[float, float]]:
     """Millions of parameters and GFLOPs by block, and of the whole."""
     model = MultitaskModel(config, empty_anchors(config)).eval()
-    counter = FlopCounterMode(display=False, depth=2)
+    counter = FlopCounterMode(display=False)
     with torch.no_grad(), counter:
         model(inputs(config, model))
     flops = {name: sum(by_operator.values()) / 1e9 for name, by_operator in counter.get_flop_counts().items()}
-    blocks = {name: block for name, block in model.named_children() if f"MultitaskModel.{name}" in flops}
-    rows = {name: (parameters(block), flops[f"MultitaskModel.{name}"]) for name, block in blocks.items()}
+    rows = {name: (parameters(block), block_flops(flops, f"MultitaskModel.{name}")) for name, block in model.named_children()}
     return {**rows, "all": (parameters(model), flops["Global"])}
+
+
+def block_flops(flops: dict[str, float], name: str) -> float:
+    """GFLOPs of a block; of its children where it is a collection that is not called itself."""
+    return flops.get(name, sum(value for key, value in flops.items() if key.rpartition(".")[0] == name))
 
 
 def parameters(block: torch.nn.Module) -> float:

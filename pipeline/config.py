@@ -172,6 +172,7 @@ class ViewConfig(Section):
     lift_channels: int = Field(32, ge=8, multiple_of=8, description="channels of the lifted image feature")
     channels: int = Field(64, ge=16, multiple_of=16, description="channels of the BEV feature")
     encoder_depth: int = Field(2, ge=1, description="blocks of the BEV encoder at half of the grid's resolution; half as many at the full one")
+    task_depth: int = Field(2, ge=0, description="blocks of its own that each head has on the BEV feature; 0: all heads read the shared one")
 
     @model_validator(mode="after")
     def _grid(self) -> ViewConfig:

@@ -1,8 +1,8 @@
 """nuScenes JSON tables as Arrow tables: bounded memory, checked fields and references.
 
-A nuScenes table is one JSON array of flat records. DuckDB's reader streams it into Arrow batches, only the fields that are asked for, several times as fast as
-any parser that makes Python objects. Small files, and what DuckDB refuses, go through the standard JSON parser, which either reads them or says where they are
-broken.
+A nuScenes table is one JSON array of flat records. DuckDB's reader streams it into Arrow batches, only the fields that are asked for, several times
+as fast as any parser that makes Python objects. Small files, and what DuckDB refuses, go through the standard JSON parser, which either reads them or
+says where they are broken.
 """
 
 from __future__ import annotations

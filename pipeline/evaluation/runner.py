@@ -80,25 +80,27 @@ class _Collected:
                 self.occupancy.add(occupancy.semantics, occupancy.mask_camera, prediction.occupancy)
 
 
-def held_out_scenes(index: Index, max_samples: int | None) -> dict[str, list[str]]:
-    """Held-out sample tokens by scene in time order, cut after `max_samples`.
+def held_out_scenes(index: Index, max_samples: int | None, split: str = HELD_OUT) -> dict[str, list[str]]:
+    """Sample tokens of the held-out split (or of another one) by scene in time order, cut after `max_samples`.
 
     Raises:
         DataError: no sample is held out.
     """
     scenes: dict[str, list[str]] = {}
     left = max_samples
-    for name, tokens in index.scenes(HELD_OUT).items():
+    for name, tokens in index.scenes(split).items():
         chosen = tokens if left is None else tokens[:left]
         if chosen:
             scenes[name] = chosen
         left = None if left is None else left - len(chosen)
     if not scenes:
-        raise DataError(f"{index.directory}: no usable sample is held out (split {HELD_OUT!r}): set dataset.val_scenes")
+        raise DataError(f"{index.directory}: no usable sample is held out (split {split!r}): set dataset.val_scenes")
     return scenes
 
 
-def evaluate(predictor: Predictor, index: Index, maps: MapStore, config: EvaluateConfig, examples: int = 0) -> Evaluation:
+def evaluate(
+    predictor: Predictor, index: Index, maps: MapStore, config: EvaluateConfig, examples: int = 0, split: str = HELD_OUT
+) -> Evaluation:
     """Run a predictor over the held-out scenes, scene by scene in time order, and measure every head that has labels.
 
     Args:
@@ -107,6 +109,7 @@ def evaluate(predictor: Predictor, index: Index, maps: MapStore, config: Evaluat
         maps: map labels.
         config: thresholds and the number of samples.
         examples: number of samples, evenly spread, whose predictions are kept.
+        split: which scenes; the held-out ones unless a model is to be judged on what it has seen.
 
     Returns:
         The report: `samples`, `scenes`; detection, map, occupancy as their modules define them, where they could be evaluated; and
@@ -116,7 +119,7 @@ def evaluate(predictor: Predictor, index: Index, maps: MapStore, config: Evaluat
         DataError: nothing is held out, or a label file is damaged.
         ModelError: a prediction is not finite or of another form than agreed.
     """
-    scenes = held_out_scenes(index, config.max_samples)
+    scenes = held_out_scenes(index, config.max_samples, split)
     tokens = [token for scene in scenes.values() for token in scene]
     wanted = set(tokens[:: max(1, len(tokens) // examples)][:examples]) if examples else set()
     collected, kept = _Collected(), []

@@ -190,7 +190,8 @@ def contract(saved: SavedModel, graph: onnx.ModelProto, difference: float) -> di
         "point_scale_m": POINT_SCALE_M,
         "trained_tasks": list(saved.trained_tasks),
         "model": model.config.model_dump(mode="json"),
-        "heads": {task: [f"/{task}/"] for task in model.config.tasks} | {"shared": ["/backbone/", "/neck/", "/depth_head/", "/view_transform/"]},
+        "heads": {task: [f"/{task}/", f"/task_bev.{task}/"] for task in model.config.tasks}
+        | {"shared": ["/backbone/", "/neck/", "/depth_head/", "/view_transform/"]},
         "max_difference_to_torch": float(f"{difference:.1e}"),
     }  # fmt: skip
 

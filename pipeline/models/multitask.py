@@ -1,9 +1,9 @@
 """The multi-task network: six cameras to boxes, map elements and occupancy.
 
 images -> HENet -> MMFPN -> view transform -> BEV feature
-                      |            |-> detection head (+ temporal state in and out)
-                      '------------|-> map head
-                                   '-> occupancy head
+                      |            |-> own blocks -> detection head (+ temporal state in and out)
+                      '------------|-> own blocks -> map head
+                                   '-> own blocks -> occupancy head
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pipeline.models.anchors import Anchors
 from pipeline.models.heads.detection import DetectionHead
 from pipeline.models.heads.map import MapHead
 from pipeline.models.heads.occupancy import OccupancyHead
-from pipeline.models.henet import HENet
+from pipeline.models.henet import ConvBlock, HENet
 from pipeline.models.mmfpn import MMFPN
 from pipeline.models.view_transform import DepthHead, ViewTransform
 
@@ -40,7 +40,7 @@ class Outputs:
     """Outputs of B samples. Lists hold one entry a decoder layer; the last one counts. A head that is not built leaves its fields empty."""
 
     image_features: dict[int, Tensor]
-    bev: Tensor
+    bev: dict[str, Tensor]  # by task: (B, Cb, Y, X)
     depth_logits: Tensor
     det_logits: list[Tensor] = field(default_factory=list)  # (B, N, 10)
     det_boxes: list[Tensor] = field(default_factory=list)  # (B, N, 11)
@@ -67,6 +67,7 @@ class MultitaskModel(nn.Module):
         self.detection = DetectionHead(config) if "detection" in config.tasks else None
         self.map = MapHead(config, torch.from_numpy(anchors.polylines)) if "map" in config.tasks else None
         self.occupancy = OccupancyHead(config) if "occupancy" in config.tasks else None
+        self.task_bev = nn.ModuleDict({task: task_blocks(config) for task in config.tasks})
         self.register_buffer("box_anchors", torch.from_numpy(anchors.boxes))  # (N, 11); saved with the model, used by the instance bank on the host
 
     def image_part(self, images: Tensor) -> tuple[dict[int, Tensor], Tensor]:
@@ -75,10 +76,10 @@ class MultitaskModel(nn.Module):
         return features, self.depth_head(features[self.config.view.depth_stride])
 
     def lift(self, features: dict[int, Tensor], depth_logits: Tensor, inputs: Inputs) -> Outputs:
-        """What all heads build on: the results of `image_part` and the BEV feature."""
+        """What the heads build on: the results of `image_part` and the BEV feature, seen through each head's own blocks."""
         lifted = features[self.config.view.feature_stride]
         bev = self.view_transform(lifted, depth_logits, inputs.point_map_feature, inputs.point_map_depth)
-        return Outputs(features, bev, depth_logits)
+        return Outputs(features, {task: blocks(bev) for task, blocks in self.task_bev.items()}, depth_logits)
 
     def forward(self, inputs: Inputs) -> Outputs:
         """Run all heads."""
@@ -91,11 +92,19 @@ class MultitaskModel(nn.Module):
         if self.detection is not None:
             feature = outputs.image_features[config.detection.feature_stride]
             outputs.det_logits, outputs.det_boxes, outputs.det_features, outputs.det_field = self.detection(
-                inputs.det_anchors, inputs.det_features, feature, bev, inputs.ego2img
+                inputs.det_anchors, inputs.det_features, feature, bev["detection"], inputs.ego2img
             )
         if self.map is not None:
             feature = outputs.image_features[config.map.feature_stride]
-            outputs.map_logits, outputs.map_states, outputs.map_field = self.map(feature, bev, inputs.ego2img)
+            outputs.map_logits, outputs.map_states, outputs.map_field = self.map(feature, bev["map"], inputs.ego2img)
         if self.occupancy is not None:
-            outputs.occupancy_logits = self.occupancy(bev)
+            outputs.occupancy_logits = self.occupancy(bev["occupancy"])
         return outputs
+
+
+def task_blocks(config: ModelConfig) -> nn.Sequential:
+    """A head's own blocks on the BEV feature.
+
+    Heads that read one feature pull it three ways. Two cheap blocks each, and all three are better (docs/model.md).
+    """
+    return nn.Sequential(*(ConvBlock(config.view.channels, 1) for _ in range(config.view.task_depth)))

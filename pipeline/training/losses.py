@@ -16,7 +16,7 @@ from pipeline.training.assignment import nearest_anchors, one_to_one
 from pipeline.training.targets import FREE_THINNING, LINE_POINTS, UNSEEN, Targets
 
 # Weight of each number of a box state: position in metres, log size, heading, velocity.
-BOX_WEIGHTS = (1.0, 1.0, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.1, 0.1, 0.0)
+BOX_WEIGHTS = (1.0, 1.0, 0.5, 0.5, 0.5, 0.5, 1.5, 1.5, 0.2, 0.2, 0.0)
 ANCHORS_PER_BOX, BOX_RADIUS_M = 4, 4.0
 ANCHORS_PER_LINE, LINE_RADIUS_M = 4, 5.0
 CERTAIN_NO = -20.0

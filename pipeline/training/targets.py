@@ -15,7 +15,7 @@ from pipeline.config import ModelConfig
 from pipeline.dataset.occupancy import ORIGIN_M, SHAPE, VOXEL_M
 from pipeline.models.anchors import ANCHOR_SHAPE, resample, ring_corners
 from pipeline.models.bspline import CONTROL_POINTS, LINE_POINTS, basis
-from pipeline.models.heads.detection import BOX_STATE, POSITION_STEP_M, SHAPE_NUMBERS
+from pipeline.models.heads.detection import BOX_STATE, POSITION_STEP_M, SHAPE_NUMBERS, SPEED_STEP_MPS
 from pipeline.models.point_maps import bev_cell_centers
 from pipeline.taxonomy import DETECTION_CLASSES, MAP_CLASSES, OCCUPANCY_FREE
 from pipeline.training.augmentation import Augmentation, occupancy_on_grid
@@ -43,7 +43,8 @@ class BevTargets:
 
     occupancy: (V,) classes in the order of the head, UNSEEN where no camera looks.
     heat: (10, Y, X) bells at the box centres, in [0, 1].
-    boxes: (8, Y, X) way to the nearest box in POSITION_STEP_M and its shape relative to an anchor's, NaN farther than FIELD_REACH_M from any box.
+    boxes: (10, Y, X) way to the nearest box in POSITION_STEP_M, its shape relative to an anchor's and its velocity in SPEED_STEP_MPS (NaN where
+    unknown), all NaN farther than FIELD_REACH_M from any box.
     lines: (3, Y, X) map elements drawn one cell wide, 0 or 1, UNSEEN for a class that the map does not know.
     pull: (3, 2, Y, X) way to the nearest point of an element of each class, m, NaN farther than FIELD_REACH_M.
     """
@@ -186,16 +187,17 @@ def cell_centers(config: ModelConfig) -> Floats:
 
 
 def bev_boxes(boxes: BoxLabels, config: ModelConfig) -> Floats:
-    """(8, Y, X): at each cell the way to the nearest box centre and the shape of that box, less the shape of an anchor."""
+    """(10, Y, X): at each cell the way to the nearest box centre, the shape of that box, less the shape of an anchor, and its velocity."""
     cells = cell_centers(config)
-    field = np.full((len(cells), 2 + SHAPE_NUMBERS), np.nan, dtype=np.float32)
+    field = np.full((len(cells), 2 + SHAPE_NUMBERS + 2), np.nan, dtype=np.float32)
     if len(boxes.class_id):
         states = box_states(boxes)
         distance, nearest = cKDTree(states[:, :2]).query(cells, distance_upper_bound=FIELD_REACH_M)
         near = np.isfinite(distance)
         chosen = states[nearest[near]]
         field[near, :2] = (chosen[:, :2] - cells[near]) / POSITION_STEP_M
-        field[near, 2:] = chosen[:, 2:8] - ANCHOR_SHAPE
+        field[near, 2 : 2 + SHAPE_NUMBERS] = chosen[:, 2:8] - ANCHOR_SHAPE
+        field[near, 2 + SHAPE_NUMBERS :] = chosen[:, 8:10] / SPEED_STEP_MPS
     return np.ascontiguousarray(field.T).reshape(-1, *config.view.cells)
 
 

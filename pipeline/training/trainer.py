@@ -231,7 +231,7 @@ class Trainer:
         features, depth_logits = self._image_part(inputs.images)
         with self._reduced_precision():
             outputs = self.model.lift(features, depth_logits, inputs)
-        outputs.bev = outputs.bev.float()
+        outputs.bev = {task: bev.float() for task, bev in outputs.bev.items()}
         return self.model.heads(outputs, inputs)
 
     def _image_part(self, images: Tensor) -> tuple[dict[int, Tensor], Tensor]:

@@ -25,9 +25,11 @@ BOX_STATE = 11
 STATE_SCALE = (1 / 32, 1 / 32, 0.25, 0.5, 0.5, 0.5, 1.0, 1.0, 0.1, 0.1, 0.1)
 SMALLEST_REACH_M = 1.0
 SHAPE_NUMBERS = 6  # z, log w, log l, log h, sin yaw, cos yaw
-FIELD = len(DETECTION_CLASSES) + 2 + SHAPE_NUMBERS
+FIELD = len(DETECTION_CLASSES) + 2 + SHAPE_NUMBERS + 2
 # Unit of a correction: metres for the position. Anchors are several metres apart, and a layer's outputs start near one.
 POSITION_STEP_M = 4.0
+# Unit of the field's velocity, m/s.
+SPEED_STEP_MPS = 4.0
 
 
 class BoxEncoder(nn.Module):
@@ -167,6 +169,8 @@ class DetectionHead(nn.Module):
         self.field = BoxField(config.view.channels) if config.detection.sample_bev else None
         self.layers = nn.ModuleList(DetectionLayer(config) for _ in range(config.detection.layers))
         self.sampler = FeatureSampler(config)
+        # Velocity gained by a remembered instance for each metre that it is found away from where its old velocity took it, 1/s.
+        self.catch_up = nn.Parameter(torch.full((config.detection.layers,), 1.0))
 
     def forward(
         self, anchors: Tensor, features: Tensor, feature: Tensor, bev: Tensor, ego2img: Tensor
@@ -186,22 +190,32 @@ class DetectionHead(nn.Module):
         field = None if self.field is None else self.field(bev)
         logits, boxes = [], [anchors]
         instance = features
+        remembered = (features * features).sum(dim=-1, keepdim=True).clamp(max=1.0)
         for number, layer in enumerate(self.layers):
             # Each layer learns its own correction; gradients through the previous layer's boxes would make a chain of them unstable.
             reference = boxes[-1].detach()
             instance, scores, refined = layer(instance, reference, self.encode(reference), feature, bev, ego2img)
             if field is not None:
-                scores, refined = add_field(scores, refined, self.sampler.bird_eye(reference[..., None, :3], field), with_shape=number == 0)
+                new = 1 - remembered if number == 0 else torch.zeros_like(remembered)
+                scores, refined = add_field(scores, refined, self.sampler.bird_eye(reference[..., None, :3], field), new)
             logits.append(scores)
-            boxes.append(refined)
+            boxes.append(catch_up(refined, reference, remembered * self.catch_up[number]))
         return logits, boxes[1:], instance, field
 
 
-def add_field(scores: Tensor, boxes: Tensor, sampled: Tensor, with_shape: bool) -> tuple[Tensor, Tensor]:
+def add_field(scores: Tensor, boxes: Tensor, sampled: Tensor, new: Tensor) -> tuple[Tensor, Tensor]:
     """Add the field where the instances stand, (B, FIELD, N, 1), to class logits (B, N, 10) and boxes (B, N, 11).
 
-    The shape is added once: later layers start from it.
+    Shape and velocity are added where `new` (B, N, 1) is one: later layers and remembered instances start from known ones.
     """
-    classes, shift, shape = sampled.squeeze(-1).transpose(1, 2).split((scores.shape[-1], 2, SHAPE_NUMBERS), dim=-1)
-    position, form, velocity = boxes.split((2, SHAPE_NUMBERS, 3), dim=-1)
-    return scores + classes, torch.cat([position + shift * POSITION_STEP_M, form + shape if with_shape else form, velocity], dim=-1)
+    classes, shift, shape, speed = sampled.squeeze(-1).transpose(1, 2).split((scores.shape[-1], 2, SHAPE_NUMBERS, 2), dim=-1)
+    position, form, velocity, vertical = boxes.split((2, SHAPE_NUMBERS, 2, 1), dim=-1)
+    position = position + shift * POSITION_STEP_M
+    return scores + classes, torch.cat([position, form + shape * new, velocity + speed * (new * SPEED_STEP_MPS), vertical], dim=-1)
+
+
+def catch_up(boxes: Tensor, reference: Tensor, gain: Tensor) -> Tensor:
+    """Add to the velocity the shift from `reference` times `gain` (B, N, 1), 1/s; boxes (B, N, 11)."""
+    shift_m = (boxes[..., :2] - reference[..., :2]).detach()
+    state, velocity, vertical = boxes.split((BOX_STATE - 3, 2, 1), dim=-1)
+    return torch.cat([state, velocity + shift_m * gain, vertical], dim=-1)
