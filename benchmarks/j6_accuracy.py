@@ -15,6 +15,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 
 from pipeline.j6.fit import Simulator, fit_values
@@ -22,6 +23,7 @@ from pipeline.j6.measured import CHIP_OF_MARCH, read_measured
 from pipeline.j6.validate import error_document, leave_out, validate
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
+BOOTSTRAP_DRAWS = 2000
 SUMMARY = ("count", "median_pct", "p90_pct", "mape_pct", "max_pct", "bias_pct", "spearman")
 
 
@@ -61,12 +63,30 @@ def draw(document: dict[str, Any], path: Path) -> None:
     figure.savefig(path, metadata={"Date": None})
 
 
-def thirds(options: argparse.Namespace) -> dict[str, Any]:
-    """Errors when every third model, by name, is predicted by a fit on the others: new members of known families."""
+def print_held_out(options: argparse.Namespace) -> None:
+    """Errors with every third model, each model and each board held out."""
     rows, _ = read_measured(options.measured, options.zoo)
     models = sorted({row.model for row in rows})
-    simulated = leave_out(Simulator(rows), [str(models.index(row.model) % 3) for row in rows])
-    return error_document(rows, simulated, [])
+    groups = {
+        "every third model": [str(models.index(row.model) % 3) for row in rows],
+        "each model": [row.model for row in rows],
+        "each board": [row.march for row in rows],
+    }
+    simulator = Simulator(rows)
+    for name, of_row in groups.items():
+        document = error_document(rows, leave_out(simulator, of_row), [])
+        print(f"{name} held out", json.dumps({key: document[key] for key in SUMMARY}))
+
+
+def print_bootstrap(document: dict[str, Any]) -> None:
+    """95 % intervals of median and p90 of the error with families held out: models and, harder, whole families drawn with replacement."""
+    rows, random = document["cross_validation"]["rows"], np.random.default_rng(0)
+    for key in ("model", "family"):
+        names = sorted({row[key] for row in rows})
+        errors = {name: [abs(row["error_pct"]) for row in rows if row[key] == name] for name in names}
+        draws = [np.concatenate([errors[name] for name in random.choice(names, len(names))]) for _ in range(BOOTSTRAP_DRAWS)]
+        intervals = {f"p{share}": np.percentile([np.percentile(draw, share) for draw in draws], [2.5, 97.5]).round(2).tolist() for share in (50, 90)}
+        print(f"bootstrap over each {key}", json.dumps(intervals))
 
 
 def sweep_l1m(options: argparse.Namespace) -> None:
@@ -100,7 +120,8 @@ def main() -> None:
     document = validate(options.measured, options.zoo, cross_validate=True)
     write_rows(document, DOCS / "j6-accuracy.csv")
     draw(document, DOCS / "j6-accuracy.svg")
-    print("every third model held out", json.dumps({name: value for name, value in thirds(options).items() if name in SUMMARY}))
+    print_held_out(options)
+    print_bootstrap(document)
     for title, part in (("in sample", document), ("family held out", document["cross_validation"])):
         print(title, json.dumps({name: part[name] for name in SUMMARY}))
         for name, group in part["groups"].items():

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import BevError, DataError
+from pipeline.io import print_answer
 
 if TYPE_CHECKING:
     from pipeline.config import Config
@@ -65,7 +66,7 @@ def main(argv: list[str] | None = None) -> int:
             raise
         print(f"bevj6 {options.verb}: error: cannot write {error.filename or ''}: {error.strerror}", file=sys.stderr)
         return 1
-    print(json.dumps(answer.document, indent=2, sort_keys=True) if options.json else answer.text)
+    print_answer(json.dumps(answer.document, indent=2, sort_keys=True) if options.json else answer.text)
     return int(answer.status)
 
 

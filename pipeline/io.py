@@ -7,12 +7,21 @@ import json
 import os
 import secrets
 import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from pipeline.errors import file_error
+
+
+def print_answer(text: str) -> None:
+    """Print the answer of a command; a reader that closed the pipe early (`| head`) has had enough and is no error."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that the flush at exit does not fail again
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import BevError
+from pipeline.io import print_answer
 from pipeline.j6 import cli
 from pipeline.j6.compiler import CHAIN_SHARES, MODES, CompileOptions
 
@@ -150,7 +151,7 @@ def main(argv: list[str] | None = None) -> int:
     except BevError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    print(json.dumps(document, sort_keys=True, allow_nan=False) if options.json else summary(options.command, document))
+    print_answer(json.dumps(document, sort_keys=True, allow_nan=False) if options.json else summary(options.command, document))
     return 0
 
 

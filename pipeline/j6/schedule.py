@@ -1,9 +1,9 @@
 """Schedule: when each unit and the memory bus work for each block, and the makespan.
 
-Blocks are issued in order. With `prefetch` 0 a block starts when the one before has finished, and inside it the units work
-beside each other on successive rows, and the spilled activations stream on the bus beside them (double buffers); this is what the measured latencies show (docs/j6-model.md). With `prefetch` n the weights of n blocks are
-fetched ahead, and independent blocks overlap on different units. The bus serves transfers in a fixed order, so every start is a maximum of sums of
-durations: shortening any duration never makes the schedule longer.
+Blocks are issued in order. With `prefetch` 0 a block starts when the one before has finished, and inside it the units work beside each other on
+successive rows, and the spilled activations stream on the bus beside them (double buffers); this is what the measured latencies show
+(docs/j6-model.md). With `prefetch` n the weights of n blocks are fetched ahead, and independent blocks overlap on different units. The bus serves
+transfers in a fixed order, so every start is a maximum of sums of durations: shortening any duration never makes the schedule longer.
 """
 
 from __future__ import annotations

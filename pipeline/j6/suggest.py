@@ -76,7 +76,8 @@ def findings(plan: Plan, block: PlanBlock) -> Iterator[Finding]:
     if block.padding_waste > PADDING_WORTH_NAMING:
         yield _padding(plan, block, tae)
     if tae and block.dtype in ("int16", "float16"):
-        yield Finding("int16 products", block.name, _saved_ms(block, "TAE", tae / 2), "products of int16 activations: int8 would at least halve their multiply time")
+        text = "products of int16 activations: int8 would at least halve their multiply time"
+        yield Finding("int16 products", block.name, _saved_ms(block, "TAE", tae / 2), text)
     if block.kind == "Requantize":
         yield Finding("islands", block.name, block.compute_ms + block.launch_ms, ISLANDS)
     elif not block.kind.endswith("QuantizeLinear") and any(unit == "VPU" for unit, _ in block.units):
