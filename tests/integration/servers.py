@@ -207,11 +207,12 @@ class Stack:
         self.processes[name] = process
         return process
 
-    def start_worker(self, project: Path) -> None:
-        """The compose file's worker: makes the pool, deploys prefect.yaml, takes runs."""
+    def start_worker(self, project: Path) -> int:
+        """The compose file's worker: makes the pool, deploys prefect.yaml, takes runs. Returns the port of its health check."""
         health = free_port()
         self.start("worker", self.worker_command, project, {"PREFECT_WORKER_WEBSERVER_PORT": str(health), "PREFECT_WORKER_QUERY_SECONDS": "1"})
         wait_until(f"worker ({self.log('worker')})", lambda: answers(f"http://{HOST}:{health}/health"))
+        return health
 
     def start_mlflow_again(self) -> None:
         self.start("mlflow", *self.started["mlflow"])

@@ -101,15 +101,23 @@ def test_doctor_finds_everything_reachable(up: Stack, project: Path, monkeypatch
 
 def test_health_checks_of_the_compose_file_tell_up_from_down(up: Stack, project_root: Path) -> None:
     services = yaml.safe_load((project_root / "docker-compose.yml").read_text())["services"]
-    ports = {"5000": urlsplit(up.mlflow).port, "4200": urlsplit(up.prefect_api).port}
-    for name, port in (("mlflow", "5000"), ("prefect", "4200")):
-        check = services[name]["healthcheck"]["test"]
-        for address, healthy in ((str(ports[port]), True), (str(free_port()), False)):
-            command = [part.replace(port, address).replace("python", sys.executable) for part in check[1:]]
-            assert (subprocess.run(command, capture_output=True, check=False).returncode == 0) is healthy, name
+    for name, inside, port in (("mlflow", 5000, urlsplit(up.mlflow).port), ("prefect", 4200, urlsplit(up.prefect_api).port)):
+        assert_tells_up_from_down(services[name], inside, port)
+    # The S3 server here has no page for health: one that it answers takes its place, and a path that it refuses is down as well.
+    s3 = services["s3"]["healthcheck"]["test"]
+    for page, healthy in (("moto-api/", True), ("health", False)):
+        command = [part.replace("7070/health", f"{urlsplit(up.s3).port}/{page}") for part in s3[1:]]
+        assert (subprocess.run(command, capture_output=True, check=False).returncode == 0) is healthy, page
     ready = [str(up.postgres.programs / part) if part == "pg_isready" else part for part in services["postgres"]["healthcheck"]["test"][1:]]
     for address, healthy in ((up.postgres.port, True), (free_port(), False)):
         assert (subprocess.run([*ready, f"--port={address}"], capture_output=True, check=False).returncode == 0) is healthy
+
+
+def assert_tells_up_from_down(service: dict[str, Any], inside: int, port: int | None) -> None:
+    """A service's health check, with the port it has here, and with one where nobody listens."""
+    for address, healthy in ((port, True), (free_port(), False)):
+        command = [part.replace(str(inside), str(address)).replace("python", sys.executable) for part in service["healthcheck"]["test"][1:]]
+        assert (subprocess.run(command, capture_output=True, check=False).returncode == 0) is healthy, command
 
 
 def test_wrong_password_is_refused_and_named(up: Stack, built_copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,9 +126,10 @@ def test_wrong_password_is_refused_and_named(up: Stack, built_copy: Path, monkey
         register_release(*settings(built_copy))
 
 
-def test_worker_retrains_although_postgres_restarts_and_s3_stumbles(up: Stack, project: Path) -> None:
+def test_worker_retrains_although_postgres_restarts_and_s3_stumbles(up: Stack, project: Path, project_root: Path) -> None:
     """Postgres is restarted while the training runs; then S3 is slow and refuses the first two files."""
-    up.start_worker(project)
+    health_port = up.start_worker(project)
+    assert_tells_up_from_down(yaml.safe_load((project_root / "docker-compose.yml").read_text())["services"]["worker"], 8080, health_port)
     (project / "hold-train").touch()
     command = [sys.executable, "-m", "prefect", "deployment", "run", "retrain/nightly", "--watch", "--watch-interval", "1"]
     watched = subprocess.Popen(command, cwd=project, env=up.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
