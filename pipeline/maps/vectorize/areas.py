@@ -56,7 +56,7 @@ def pixel_edges(mask: MaskArray, row0: int = 0, column0: int = 0, margin: int = 
         (own[:-2, 1:-1], (0, 1), 2),
         (own[1:-1, :-2], (0, 0), 3),
     ):
-        rows, columns = np.nonzero(center > off)
+        rows, columns = np.divmod(np.flatnonzero(center > off), center.shape[1])  # many times as fast as nonzero on two axes
         found.append((rows + row0 + corner[0], columns + column0 + corner[1], np.full(len(rows), direction)))
     rows, columns, directions = (np.concatenate(parts) for parts in zip(*found, strict=True))
     return PixelEdges(rows, columns, directions)

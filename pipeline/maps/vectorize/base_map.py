@@ -105,11 +105,11 @@ class RegionMask:
 
     def strips(self, rows: int, first_row: int = 0) -> Iterator[MaskArray]:
         """See `MaskSource`. Rows below the region are not read."""
-        columns = np.arange(self.width) // CELL_PX
         done = first_row
         for strip in self.source.strips(min(rows, CELL_PX), self.row + first_row):
             own = strip[: self.height - done, self.column : self.column + self.width]
-            yield own * self.cells[np.ix_(np.arange(done, done + len(own)) // CELL_PX, columns)]
+            wanted = np.repeat(self.cells[np.arange(done, done + len(own)) // CELL_PX], CELL_PX, axis=1)
+            yield own * wanted[:, : self.width]
             done += len(own)
             if done == self.height:
                 return
@@ -179,6 +179,7 @@ def compare_roads(first: VectorMap, second: VectorMap, region: shapely.Geometry)
 def _distances(first: VectorMap, second: VectorMap, region: shapely.Geometry) -> FloatArray:
     """Distances from points on the first map's boundary inside the region to the second map's boundary."""
     points = shapely.points(shapely.get_coordinates(shapely.segmentize(shapely.boundary(first.road), SAMPLING_M)))
+    shapely.prepare(region)
     points = points[shapely.contains(region, points)]
     if len(points) == 0 or len(second.boundary) == 0:
         return np.empty(0)

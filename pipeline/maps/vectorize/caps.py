@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.maps.frames import FloatArray
-from pipeline.maps.vectorize.ends import EndFit, fit_ends, mean_radius, retrace
+from pipeline.maps.vectorize.ends import fit_ends, mean_radius, retrace
 from pipeline.maps.vectorize.network import Network
 
 # (N,) x and y in pixels -> (N,) 1 on the drawing, 0 off it, -1 outside the mask.
@@ -37,11 +37,12 @@ def move_ends(network: Network, lookup: Lookup) -> Network:
     fit = fit_ends(network, path, side, skip_px=radius + 1.0, window_px=np.maximum(12.0, 3.0 * radius))
     old = ((network.node_xy[node] - fit.base) * fit.direction).sum(axis=1)
     half_width = radius - 0.5
-    reach, left_mask = _cast(fit, half_width, lookup, longest_px=float((old + 2.0 * radius).max()) + 3.0)
-    middle = len(_RAYS) // 2
-    tip, at_border = reach[:, middle], left_mask[:, middle]
-    wide = half_width >= THINNEST_CAP_PX
-    end = np.where(at_border, tip, np.where(wide, _end_of_wide_line(reach, left_mask, half_width), tip - 0.5 * half_width))
+    longest_px = float((old + 2.0 * radius).max()) + 3.0
+    tip, at_border = (ray[:, 0] for ray in _cast(fit.base[:, None], fit.direction, lookup, longest_px))
+    end = np.where(at_border, tip, tip - 0.5 * half_width)
+    wide = (half_width >= THINNEST_CAP_PX) & ~at_border
+    if wide.any():
+        end[wide] = _end_of_wide_line(fit.base[wide], fit.direction[wide], half_width[wide], lookup, longest_px)
     # Else the line bends away, or is too thin to be cast along: the old end is the better one.
     straight = at_border | (tip >= old - np.maximum(radius - 2.0, 0.0))
     xy = network.node_xy.copy()
@@ -51,12 +52,10 @@ def move_ends(network: Network, lookup: Lookup) -> Network:
     return retrace(network, xy, trim)
 
 
-def _cast(fit: EndFit, half_width: FloatArray, lookup: Lookup, longest_px: float) -> tuple[FloatArray, NDArray[np.bool_]]:
-    """Lengths (A, R) of the rays of each end to the end of the drawing, from the base on, and whether they end at the mask's border."""
+def _cast(start: FloatArray, direction: FloatArray, lookup: Lookup, longest_px: float) -> tuple[FloatArray, NDArray[np.bool_]]:
+    """Lengths (A, R) of rays from `start` (A, R, 2) along `direction` (A, 2) to the end of the drawing, and whether they end at the mask's border."""
     steps = np.arange(0.0, longest_px, STEP_PX)
-    normal = np.stack([-fit.direction[:, 1], fit.direction[:, 0]], axis=1)
-    start = fit.base[:, None] + (half_width[:, None] * _RAYS)[..., None] * normal[:, None]  # (A, R, 2)
-    at = start[:, :, None] + steps[:, None] * fit.direction[:, None, None]
+    at = start[:, :, None] + steps[:, None] * direction[:, None, None]
     seen = lookup(at.reshape(-1, 2)).reshape(*start.shape[:2], len(steps))
     off = seen != 1
     off[..., -1] = True
@@ -64,13 +63,15 @@ def _cast(fit: EndFit, half_width: FloatArray, lookup: Lookup, longest_px: float
     return steps[first] - STEP_PX / 2, np.take_along_axis(seen, first[..., None], axis=2)[..., 0] == -1
 
 
-def _end_of_wide_line(reach: FloatArray, left_mask: NDArray[np.bool_], half_width: FloatArray) -> FloatArray:
-    """Expected distance (A,) of the line's end from the base, given the lengths of the rays (A, R).
+def _end_of_wide_line(base: FloatArray, direction: FloatArray, half_width: FloatArray, lookup: Lookup, longest_px: float) -> FloatArray:
+    """Expected distance (A,) of the line's end from its base (A, 2), given the lengths of rays side by side across its width.
 
     A flat cap makes rays of one length, a round one rays that end on a half circle around the line's end. Either has its least-squares
     end; they are weighted by the likelihoods of the residuals, which count once a pixel of the line's width. Rays that leave the mask say
     nothing.
     """
+    across = (half_width[:, None] * _RAYS)[..., None] * np.stack([-direction[:, 1], direction[:, 0]], axis=1)[:, None]
+    reach, left_mask = _cast(base[:, None] + across, direction, lookup, longest_px)
     told = ~left_mask
     number = np.maximum(told.sum(axis=1), 1)
     cap = half_width[:, None] * _ROUND

@@ -83,15 +83,26 @@ def mean_radius(network: Network) -> FloatArray:
 
 def retrace(network: Network, node_xy: FloatArray, trim: IntArray) -> Network:
     """The network with moved nodes: each path loses `trim` (E, 2) >= 1 points at its two ends and gains its nodes' new places instead."""
-    counts = np.diff(network.offsets)
-    position = np.arange(len(network.points)) - np.repeat(network.offsets[:-1], counts)
-    kept = (position >= np.repeat(trim[:, 0], counts)) & (position < np.repeat(counts - trim[:, 1], counts))
-    inner = np.add.reduceat(kept.astype(np.int64), network.offsets[:-1]) if len(counts) else counts
-    offsets = np.concatenate([[0], np.cumsum(inner + 2)])
-    points, radius = np.empty((offsets[-1], 2)), np.empty(offsets[-1])
-    is_end = np.zeros(offsets[-1], dtype=bool)
-    is_end[offsets[:-1]] = is_end[offsets[1:] - 1] = True
-    points[~is_end], radius[~is_end] = network.points[kept], network.radius[kept]
-    for side, at in ((0, offsets[:-1]), (1, offsets[1:] - 1)):
-        points[at], radius[at] = node_xy[network.ends[:, side]], network.node_radius[network.ends[:, side]]
+    points, radius, offsets = _retraced(network.points, network.radius, network.offsets, network.ends, node_xy, network.node_radius, trim)
     return Network(node_xy, network.node_radius, network.ends, points, radius, offsets)
+
+
+@numba.njit(cache=True)
+def _retraced(
+    points: FloatArray, radius: FloatArray, offsets: IntArray, ends: IntArray, node_xy: FloatArray, node_radius: FloatArray, trim: IntArray
+) -> tuple[FloatArray, FloatArray, IntArray]:
+    """See `retrace`: points, radius and offsets of the paths."""
+    new_points, new_radius = np.empty((len(points) + 2 * len(ends), 2)), np.empty(len(points) + 2 * len(ends))
+    new_offsets = np.zeros_like(offsets)
+    length = 0
+    for path in range(len(ends)):
+        first, last = ends[path]
+        new_points[length], new_radius[length] = node_xy[first], node_radius[first]
+        length += 1
+        for at in range(offsets[path] + trim[path, 0], offsets[path + 1] - trim[path, 1]):
+            new_points[length], new_radius[length] = points[at], radius[at]
+            length += 1
+        new_points[length], new_radius[length] = node_xy[last], node_radius[last]
+        length += 1
+        new_offsets[path + 1] = length
+    return new_points[:length], new_radius[:length], new_offsets

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -35,9 +36,7 @@ class Network:
     @cached_property
     def lengths(self) -> FloatArray:
         """(E,) length of each path, px."""
-        along = np.concatenate([[0.0], np.cumsum(np.hypot(*np.diff(self.points, axis=0).T))]) if len(self.points) else np.zeros(1)
-        lengths: FloatArray = along[self.offsets[1:] - 1] - along[self.offsets[:-1]]
-        return lengths
+        return _path_lengths(self.points, self.offsets)
 
     def path(self, number: int) -> FloatArray:
         """Points (P_e, 2) of one path."""
@@ -45,10 +44,33 @@ class Network:
 
     def select(self, keep: NDArray[np.bool_]) -> Network:
         """The network with some paths only; nodes stay, so a node may be left without a path."""
-        counts = np.diff(self.offsets)
-        of_kept = np.repeat(keep, counts)
-        offsets = np.concatenate([[0], np.cumsum(counts[keep])])
-        return Network(self.node_xy, self.node_radius, self.ends[keep], self.points[of_kept], self.radius[of_kept], offsets)
+        order, offsets = _points_of(self.offsets, keep)
+        return Network(self.node_xy, self.node_radius, self.ends[keep], self.points[order], self.radius[order], offsets)
+
+
+@numba.njit(cache=True)
+def _path_lengths(points: FloatArray, offsets: IntArray) -> FloatArray:
+    """(E,) sum of the steps of each path."""
+    lengths = np.zeros(len(offsets) - 1)
+    for path in range(len(lengths)):
+        for at in range(offsets[path] + 1, offsets[path + 1]):
+            lengths[path] += math.hypot(points[at, 0] - points[at - 1, 0], points[at, 1] - points[at - 1, 1])
+    return lengths
+
+
+@numba.njit(cache=True)
+def _points_of(offsets: IntArray, keep: NDArray[np.bool_]) -> tuple[IntArray, IntArray]:
+    """Points of the kept paths (E,), end to end, and the offsets of these paths among them."""
+    order, kept_offsets = np.empty(offsets[-1], dtype=np.int64), np.zeros(len(offsets), dtype=np.int64)
+    paths = length = 0
+    for path in range(len(keep)):
+        if keep[path]:
+            for at in range(offsets[path], offsets[path + 1]):
+                order[length] = at
+                length += 1
+            paths += 1
+            kept_offsets[paths] = length
+    return order[:length], kept_offsets[: paths + 1]
 
 
 def from_skeleton(pixels: SkeletonPixels, traced: SkeletonPaths) -> Network:

@@ -79,7 +79,10 @@ def remove_spurs(network: Network, min_spur_px: FloatArray, noise_px: float) -> 
 
 
 def _without_small_loops(network: Network, noise_px: float) -> Network:
-    loop = (network.ends[:, 0] == network.ends[:, 1]) & (network.lengths < 5.0 * noise_px)
+    loop = network.ends[:, 0] == network.ends[:, 1]
+    if not loop.any():
+        return network
+    loop &= network.lengths < 5.0 * noise_px
     return dissolve(network.select(~loop)) if loop.any() else network
 
 
@@ -317,5 +320,5 @@ def _tip_direction(network: Network, path: IntArray, side: IntArray) -> FloatArr
 
 def drop_crumbs(network: Network, min_length_px: float) -> Network:
     """Remove paths that touch nothing and are shorter than `min_length_px`."""
-    crumb = (network.degree[network.ends] == 1).all(axis=1) & (network.lengths < min_length_px)
-    return network.select(~crumb)
+    alone = (network.degree[network.ends] == 1).all(axis=1)
+    return network.select(~(alone & (network.lengths < min_length_px))) if alone.any() else network

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from functools import partial
 
 import cv2
 import numba
@@ -44,14 +46,18 @@ def skeleton_pixels(mask: MaskArray) -> SkeletonPixels:
 
 def array_lookup(mask: MaskArray) -> Lookup:
     """Look-up of points in a mask held in memory."""
-    framed = cv2.copyMakeBorder(mask, 1, 1, 1, 1, cv2.BORDER_CONSTANT, value=(255,)).view(np.int8)  # -1
-    limit = np.array([mask.shape[1], mask.shape[0]])
+    return partial(_looked_up, mask)
 
-    def lookup(xy: FloatArray) -> np.ndarray:
-        cell = np.clip(np.floor(xy).astype(np.int64), -1, limit) + 1
-        return framed[cell[:, 1], cell[:, 0]]
 
-    return lookup
+@numba.njit(cache=True)
+def _looked_up(mask: MaskArray, xy: FloatArray) -> NDArray[np.int8]:
+    """(N,) values of the pixels in which points (N, 2) lie, -1 outside the mask."""
+    seen = np.full(len(xy), -1, dtype=np.int8)
+    for point in range(len(xy)):
+        column, row = math.floor(xy[point, 0]), math.floor(xy[point, 1])
+        if 0 <= row < mask.shape[0] and 0 <= column < mask.shape[1]:
+            seen[point] = mask[row, column]
+    return seen
 
 
 def strokes_of(pixels: SkeletonPixels, lookup: Lookup, config: VectorizeConfig) -> Strokes:
