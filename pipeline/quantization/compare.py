@@ -91,9 +91,11 @@ def weight_errors_db(model: FloatModel, plan: QuantPlan) -> dict[str, float]:
 
 
 def sqnr_db(signal: float, noise: float) -> float:
-    """10 log10(signal / noise), both as power; `EXACT_DB` without noise, 0 for noise on an empty signal."""
+    """10 log10(signal / noise), both as power; `EXACT_DB` without noise, -`EXACT_DB` at infinite noise, 0 for noise on an empty signal."""
     if noise <= 0.0:
         return EXACT_DB
+    if not np.isfinite(noise):
+        return -EXACT_DB
     return min(10.0 * float(np.log10(signal / noise)), EXACT_DB) if signal > 0.0 else 0.0
 
 

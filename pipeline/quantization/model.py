@@ -150,7 +150,7 @@ def _read(path: Path) -> tuple[ModelProto, str]:
     except FileNotFoundError as error:
         raise ModelError(f"{path}: external weight data is missing ({error})") from error
     except Exception as error:  # protobuf and onnx raise several unrelated types for a broken file
-        external = "external" in str(error).lower() or "doesn't exist" in str(error)
+        external = any(words in str(error) for words in ("xternal", "doesn't exist", "should be stored in"))
         problem = "external weight data is missing" if external else "not an ONNX file, or cut short"
         raise ModelError(f"{path}: {problem} ({error})") from error
     if not proto.graph.node:

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+import torch
 from onnx import numpy_helper
 
 from pipeline.cli import main
@@ -19,7 +20,7 @@ from pipeline.quantization.command import quantize_model, read_quantization
 from pipeline.quantization.model import FloatModel
 from pipeline.quantization.reports import read_plan
 from pipeline.stages import quantize as stage
-from tests.quantization.networks import deformable_batches, image_batches
+from tests.quantization.networks import deformable_batches, export, image_batches
 
 
 def write_npy(folder: Path, count: int) -> Path:
@@ -166,3 +167,21 @@ def test_damaged_plan(tmp_path: Path) -> None:
         read_plan(path)
     with pytest.raises(DataError, match="file not found"):
         read_plan(tmp_path / "none.csv")
+
+
+class Reciprocal(torch.nn.Module):
+    """1 / |x|: int8 rounds small divisors to 0."""
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return torch.reciprocal(images.abs().clamp(min=1e-6))
+
+
+def test_reciprocal_that_becomes_infinite_is_named_and_reported(tmp_path: Path) -> None:
+    model = export(torch.nn.Sequential(Reciprocal()), {"images": torch.ones(2, 3, 32, 64)}, ["y"], tmp_path / "reciprocal.onnx")
+    calib = write_npy(tmp_path / "calib", 4)
+    np.save(calib / "003.npy", np.where(np.arange(64) == 0, np.float32(0.0), np.load(calib / "003.npy")))
+    config = QuantizationConfig.model_validate({"calibration_batches": 4, "analysis_batches": 4, "threads": 1, "qat": {"when": "never"}})
+    quantize_model(model, calib, "j6m", tmp_path / "q.onnx", config)
+    report = json.loads((tmp_path / "q_sensitivity.json").read_text())
+    assert any("exploding: reaches 1e+06" in text and "clamp the divisor" in text for text in report["findings"])
+    assert all(np.isfinite(form["sqnr_db"]["y"]) for form in report["forms"])

@@ -60,13 +60,16 @@ def test_refused_with_reason(build: Callable[[], ModelProto], message: str, tmp_
     assert str(path) in str(caught.value)
 
 
-def test_missing_external_data(tmp_path: Path) -> None:
+def test_missing_external_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "big.onnx"
     onnx.save(tiny(), str(path), save_as_external_data=True, location="weights.bin", size_threshold=0)
     assert load_float_model(path).constants["w"].shape == (4, 4)
     (tmp_path / "weights.bin").unlink()
     with pytest.raises(ModelError, match="external weight data is missing"):
         load_float_model(path)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelError, match="external weight data is missing"):
+        load_float_model(Path(path.name))
 
 
 @pytest.mark.parametrize("content", [b"", b"not a model", tiny().SerializeToString()[:40]])
