@@ -38,7 +38,8 @@ def move_ends(network: Network, lookup: Lookup) -> Network:
     old = ((network.node_xy[node] - fit.base) * fit.direction).sum(axis=1)
     half_width = radius - 0.5
     longest_px = float((old + 2.0 * radius).max()) + 3.0
-    tip, at_border = (ray[:, 0] for ray in _cast(fit.base[:, None], fit.direction, lookup, longest_px))
+    reach, left_mask = _cast(fit.base[:, None], fit.direction, lookup, longest_px)
+    tip, at_border = reach[:, 0], left_mask[:, 0]
     end = np.where(at_border, tip, tip - 0.5 * half_width)
     wide = (half_width >= THINNEST_CAP_PX) & ~at_border
     if wide.any():
