@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,10 @@ QUANTITY_KEYS = frozenset({"value", "unit", "source", "confidence"})
 PROFILE_KEYS = frozenset({"name", "march", "provenance", "base", "quantities"})
 
 Value = float | int | bool | str | None
+
+MAY_BE_ZERO = frozenset(  # memories that a chip may lack, and overheads
+    {"l1m_bytes", "l2m_bytes", "weight_buffer_bytes", "launch_us_tops", "host_us_ghz", "host_us_ghz_per_mb", "contention_us", "segment_us_ghz"}
+)
 
 
 @dataclass(frozen=True)
@@ -60,7 +65,10 @@ class ChipProfile:
         return self.quantities[key].value
 
     def number(self, key: str) -> float:
-        """A number that the caller cannot do without. Raises `ChipError` when it is null or not a number."""
+        """A number that the caller cannot do without.
+
+        Raises `ChipError` when it is null, no number, or outside its range: above 0, or 0 for `MAY_BE_ZERO`.
+        """
         value = self.value(key)
         if value is None:
             source = self.quantities[key].source
@@ -69,6 +77,8 @@ class ChipProfile:
             )
         if isinstance(value, (bool, str)):
             raise ChipError(f"chip {self.name}: {key} is {value!r}, a number is needed")
+        if not (isfinite(value) and (value > 0 or (value == 0 and key in MAY_BE_ZERO))):
+            raise ChipError(f"chip {self.name}: {key} is {value:g}, a finite number {'>= 0' if key in MAY_BE_ZERO else '> 0'} is needed")
         return float(value)
 
     def flag(self, key: str) -> bool:

@@ -81,3 +81,13 @@ def test_malformed_profile_names_file_and_field(tmp_path: Path, content, message
 def test_override_of_unknown_key_is_refused():
     with pytest.raises(ChipError, match="override of 'ddr', which no profile has"):
         load_chip("j6m", {"ddr": 1.0})
+
+
+@pytest.mark.parametrize(
+    "key, value, rule",
+    [("ddr_peak_gbps", 0, "> 0"), ("ddr_peak_gbps", float("nan"), "> 0"), ("channel_align", -16, "> 0"), ("l1m_bytes", -1, ">= 0")],
+)
+def test_number_outside_its_range_is_refused_where_needed(key, value, rule):
+    with pytest.raises(ChipError, match=f"{key} is .*, a finite number {rule} is needed"):
+        load_chip("j6m", {key: value}).number(key)
+    assert load_chip("j6m", {"l2m_bytes": 0}).number("l2m_bytes") == 0
